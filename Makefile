@@ -1,0 +1,31 @@
+# Two commands for everyone: `make demo` and `make test`. The rest are their parts.
+PYTHON ?= python3
+BIN := .venv/bin
+# torch's threads fight over few cores; the engines parallelise over clients instead.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint types unit clean
+.DEFAULT_GOAL := demo
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/installed
+	$(BIN)/fedloom compare local fedavg fedavg_ft fedper fedrep ditto --seeds 3 --out runs/demo --overwrite
+
+test: lint types unit
+
+lint: .venv/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/installed
+	$(BIN)/mypy
+
+unit: .venv/installed
+	$(BIN)/pytest
+
+clean:
+	rm -rf .venv runs

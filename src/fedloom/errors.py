@@ -1,0 +1,51 @@
+"""Errors a user can act on: one sentence that says what was wrong, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FedloomError(Exception):
+    """Base of every error that is meant for the user; the command line prints it without traceback."""
+
+
+class UnknownName(FedloomError):
+    """A name that is not registered; the message offers the nearest one."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        super().__init__(f"unknown {kind} {name!r}{suggestion(name, self.known)}")
+
+
+class BadInput(FedloomError):
+    """A value, file or combination that cannot be used."""
+
+
+class PartitionError(FedloomError):
+    """A partition that cannot be made from these labels."""
+
+
+class TrainingError(FedloomError):
+    """Local training broke down at a named client and round (a loss that is not finite)."""
+
+
+class LeakError(FedloomError):
+    """A tensor was about to go, or be written, where its declaration does not allow."""
+
+
+class CheckpointError(FedloomError):
+    """A checkpoint that is missing, truncated or altered."""
+
+
+class RunFolderError(FedloomError):
+    """A run folder that is in use, already holds a run, or holds none."""
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """'; did you mean ...?' when something is near, otherwise the list of what there is."""
+    known = list(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; there are: {', '.join(known)}" if known else ""

@@ -1,0 +1,107 @@
+"""`fedavg + proximal(mu=0.01)`: the small language of methods, models, partitions and shifts.
+
+An expression is one or more calls joined by `+`. It is parsed, never evaluated: a name is looked
+up in a registry, arguments are literals (numbers, strings, booleans, none, lists); a bare word is
+a string, so `weighting=uniform` needs no quotes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom.errors import BadInput
+
+_WORDS = {"true": True, "false": False, "none": None, "null": None}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One named thing with its arguments, as written.
+
+    >>> str(Call("proximal", (), {"mu": 0.01}))
+    'proximal(mu=0.01)'
+    """
+
+    name: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
+        return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+def parse(text: str) -> list[Call]:
+    """The calls of an expression, in order.
+
+    >>> parse("fedavg + proximal(mu=1e-2)")
+    [Call(name='fedavg', args=(), kwargs={}), Call(name='proximal', args=(), kwargs={'mu': 0.01})]
+    """
+    try:
+        tree = ast.parse(_hyphens_to_underscores(text.strip()), mode="eval")
+    except SyntaxError as e:
+        raise BadInput(
+            f"cannot read the expression {text!r} ({e.msg}); write it like 'fedavg + proximal(mu=0.01)'"
+        ) from None
+    return [_call(node, text) for node in _summands(tree.body)]
+
+
+def parse_one(text: str) -> Call:
+    """The single call of an expression that may not be a sum."""
+    calls = parse(text)
+    if len(calls) != 1:
+        raise BadInput(f"{text!r} must be one name with arguments, without '+'")
+    return calls[0]
+
+
+def literal(text: str) -> Any:
+    """The value of one `key=value` override; what is no literal is a string.
+
+    >>> literal("0.1"), literal("true"), literal("fedavg + moon")
+    (0.1, True, 'fedavg + moon')
+    """
+    if text.lower() in _WORDS:
+        return _WORDS[text.lower()]
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _hyphens_to_underscores(text: str) -> str:
+    """Papers write FedAvg-FT; outside quotes a hyphen between letters belongs to the name."""
+    quoted = re.split(r"('[^']*'|\"[^\"]*\")", text)
+    return "".join(
+        part if i % 2 else re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z])", "_", part)
+        for i, part in enumerate(quoted)
+    )
+
+
+def _summands(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*_summands(node.left), *_summands(node.right)]
+    return [node]
+
+
+def _call(node: ast.expr, text: str) -> Call:
+    if isinstance(node, ast.Name):
+        return Call(node.id)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        kwargs = {k.arg: _value(k.value, text) for k in node.keywords if k.arg is not None}
+        if len(kwargs) == len(node.keywords):
+            return Call(node.func.id, tuple(_value(a, text) for a in node.args), kwargs)
+    raise BadInput(f"cannot read {ast.unparse(node)!r} in {text!r}; expected name or name(key=value)")
+
+
+def _value(node: ast.expr, text: str) -> Any:
+    if isinstance(node, ast.Name):
+        return _WORDS.get(node.id.lower(), node.id)
+    if isinstance(node, ast.List | ast.Tuple):
+        return tuple(_value(e, text) for e in node.elts)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise BadInput(f"{ast.unparse(node)!r} in {text!r} is not a plain value") from None

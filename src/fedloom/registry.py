@@ -1,0 +1,80 @@
+"""Names to things: one registry per kind, filled by a decorator, found by importing a folder once."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from fedloom.errors import BadInput, UnknownName, suggestion
+from fedloom.expression import Call
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Registry:
+    """What a name in an expression means.
+
+    `package` is imported module by module at the first look-up, so that a new file in the folder
+    is registered by being there. Look-ups ignore case, hyphens and underscores.
+    """
+
+    def __init__(self, kind: str, package: str | None = None) -> None:
+        self.kind = kind
+        self._package = package
+        self._entries: dict[str, Callable[..., Any]] = {}
+        self._squashed: dict[str, str] = {}
+
+    def __call__(self, entry: F) -> F:
+        """Decorator: register under `entry.name`, or the lower-case function or class name."""
+        name = getattr(entry, "name", None) or entry.__name__.lower()
+        if self._entries.get(name, entry) is not entry:
+            raise BadInput(f"two {self.kind}s are called {name!r}; rename one of them")
+        self._entries[name] = entry
+        self._squashed[_squash(name)] = name
+        return entry
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        return self._entries[self.canonical(name)]
+
+    def __contains__(self, name: str) -> bool:
+        self._discover()
+        return _squash(name) in self._squashed
+
+    def __iter__(self) -> Iterator[str]:
+        self._discover()
+        return iter(sorted(self._entries))
+
+    def canonical(self, name: str) -> str:
+        """The registered spelling of a name."""
+        if name not in self:
+            raise UnknownName(self.kind, name, self._entries)
+        return self._squashed[_squash(name)]
+
+    def build(self, call: Call, **context: Any) -> Any:
+        """Call the entry with the call's arguments; `context` fills the arguments it asks for."""
+        entry = self[call.name]
+        signature = inspect.signature(entry)
+        known = [p for p in signature.parameters if p not in context]
+        for key in call.kwargs:
+            if key not in known:
+                raise BadInput(f"{self.kind} {call.name!r} has no argument {key!r}" + suggestion(key, known))
+        given = {k: v for k, v in context.items() if k in signature.parameters}
+        try:
+            signature.bind(*call.args, **call.kwargs, **given)
+        except TypeError as e:
+            raise BadInput(f"{self.kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}") from None
+        return entry(*call.args, **call.kwargs, **given)
+
+    def _discover(self) -> None:
+        package, self._package = self._package, None
+        if package is not None:
+            found = importlib.import_module(package)
+            for module in pkgutil.iter_modules(found.__path__):
+                importlib.import_module(f"{package}.{module.name}")
+
+
+def _squash(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
