@@ -7,7 +7,7 @@ from difflib import get_close_matches
 
 
 class FedloomError(Exception):
-    """Base of every error that is meant for the user; the command line prints it without traceback."""
+    """Base of every error meant for the user; the command line prints it without traceback."""
 
 
 class UnknownName(FedloomError):

@@ -44,7 +44,8 @@ def parse(text: str) -> list[Call]:
         tree = ast.parse(_hyphens_to_underscores(text.strip()), mode="eval")
     except SyntaxError as e:
         raise BadInput(
-            f"cannot read the expression {text!r} ({e.msg}); write it like 'fedavg + proximal(mu=0.01)'"
+            f"cannot read the expression {text!r} ({e.msg});"
+            " write it like 'fedavg + proximal(mu=0.01)'"
         ) from None
     return [_call(node, text) for node in _summands(tree.body)]
 
@@ -93,7 +94,9 @@ def _call(node: ast.expr, text: str) -> Call:
         kwargs = {k.arg: _value(k.value, text) for k in node.keywords if k.arg is not None}
         if len(kwargs) == len(node.keywords):
             return Call(node.func.id, tuple(_value(a, text) for a in node.args), kwargs)
-    raise BadInput(f"cannot read {ast.unparse(node)!r} in {text!r}; expected name or name(key=value)")
+    raise BadInput(
+        f"cannot read {ast.unparse(node)!r} in {text!r}; expected name or name(key=value)"
+    )
 
 
 def _value(node: ast.expr, text: str) -> Any:

@@ -1,4 +1,4 @@
-"""Names to things: one registry per kind, filled by a decorator, found by importing a folder once."""
+"""Names to things: one registry per kind, filled by a decorator."""
 
 from __future__ import annotations
 
@@ -60,12 +60,16 @@ class Registry:
         known = [p for p in signature.parameters if p not in context]
         for key in call.kwargs:
             if key not in known:
-                raise BadInput(f"{self.kind} {call.name!r} has no argument {key!r}" + suggestion(key, known))
+                raise BadInput(
+                    f"{self.kind} {call.name!r} has no argument {key!r}" + suggestion(key, known)
+                )
         given = {k: v for k, v in context.items() if k in signature.parameters}
         try:
             signature.bind(*call.args, **call.kwargs, **given)
         except TypeError as e:
-            raise BadInput(f"{self.kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}") from None
+            raise BadInput(
+                f"{self.kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}"
+            ) from None
         return entry(*call.args, **call.kwargs, **given)
 
     def _discover(self) -> None:

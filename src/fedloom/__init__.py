@@ -1,0 +1,1 @@
+"""fedloom: personalized federated learning in representation space."""

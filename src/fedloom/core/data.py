@@ -1,0 +1,56 @@
+"""What the core asks of data: a client is three splits; a federation hands out clients by id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Generator, Tensor
+
+
+class Split(Protocol):
+    """Rows of one client. Inputs are gathered per batch, labels are held whole."""
+
+    @property
+    def y(self) -> Tensor:
+        """Labels, int64 [n]."""
+
+    def __len__(self) -> int: ...
+
+    def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
+        """The network's input for rows `idx`; with a generator, augmented."""
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's data. `val` and `test` are None where the partition made none."""
+
+    train: Split
+    val: Split | None
+    test: Split | None
+    classes: int
+
+    def split(self, name: str) -> Split | None:
+        """`train`, `val` or `test` by name."""
+        found: Split | None = {"train": self.train, "val": self.val, "test": self.test}[name]
+        return found
+
+
+class Federation(Protocol):
+    """All clients of a run, by id 0..len-1, and test sets that belong to nobody."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+
+    @property
+    def classes(self) -> int: ...
+
+    @property
+    def shared_tests(self) -> Mapping[str, Split]:
+        """Test sets outside all clients (FedBR's rotated test domains), by name."""
+
+    def __len__(self) -> int: ...
+
+    def client(self, cid: int) -> ClientData: ...

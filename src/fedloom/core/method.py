@@ -1,0 +1,134 @@
+"""A method: a term that also owns the slice `model`. As it stands, it is federated averaging."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from torch import Tensor
+
+from fedloom.core.message import Plan, Up
+from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.phase import Opt, Phase
+from fedloom.core.term import Batch, Term
+from fedloom.core.tree import State, Tree, select
+from fedloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedloom.core.round import Round
+    from fedloom.core.site import Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(Term):
+    """The frame of every method; a subclass states what differs and inherits no other method.
+
+    `shared` says which model tensors may leave a client, the rest is personal. Hyper-parameters
+    are plain fields; `phases` and `adapt` (fine-tuning before a test) are derived from them.
+    """
+
+    shared: str = "*"
+    weighting: Literal["samples", "uniform"] = "samples"
+    server_lr: float = 1.0
+    opt: Opt = field(default_factory=Opt)
+    terms: tuple[Term, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weighting not in ("samples", "uniform"):
+            raise BadInput(f"weighting must be samples or uniform, got {self.weighting!r}")
+
+    def __add__(self, term: Term) -> Self:
+        if isinstance(term, Method) or not isinstance(term, Term):
+            raise BadInput(
+                f"{getattr(term, 'name', term)!r} is not a term; a sum is one method plus terms"
+            )
+        return replace(self, terms=(*self.terms, term))
+
+    @property
+    def parts(self) -> tuple[Term, ...]:
+        """The method, then its terms in the order of `+`."""
+        return (self, *self.terms)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        """Local training of one round."""
+        return (Phase(),)
+
+    @property
+    def adapt(self) -> tuple[Phase, ...]:
+        """Fine-tuning before a test; stored only after the last round."""
+        return ()
+
+    def schedule(self, rounds: int) -> list[Plan]:
+        """Special rounds, rounds 1..T, special rounds, final adaptation."""
+
+        def special(t: int, which: str) -> list[Plan]:
+            owners = [f"{p.name}.{name}" for p in self.parts for name in getattr(p, which)]
+            return [Plan(t, "special", owner, "all") for owner in owners]
+
+        last = [Plan(rounds + 1, "adapt", METHOD, "all")] if self.adapt else []
+        training = [Plan(t) for t in range(1, rounds + 1)]
+        return [*special(0, "before"), *training, *special(rounds + 1, "after"), *last]
+
+    def shared_keys(self, net: Net) -> frozenset[str]:
+        """Model keys that may leave a client: `shared` speaks for the net's and the method's
+        stages, `keeps` for a term's."""
+        sharing = {p.name for p in self.terms if p.keeps == "shared"}
+        pattern = net.match(self.shared)
+
+        def may_leave(key: str) -> bool:
+            owner = net.owner[stage_of(key)]
+            return key in pattern if owner == METHOD else owner in sharing
+
+        return frozenset(k for k in net.keys if may_leave(k))
+
+    # ------------------------------------------------------------------ server
+
+    def server_init(self, r: Round) -> State:
+        return {METHOD: select(r.net.tree(), r.shared)}
+
+    def send(self, r: Round, cid: int) -> State:
+        return {k: v for k, v in r.server.items() if k in (METHOD, self.name)}
+
+    def weight(self, r: Round, cid: int, up: Up) -> float:
+        return float(up.n) if self.weighting == "samples" else 1.0
+
+    def aggregate(self, r: Round) -> State:
+        new, old = r.mean(METHOD), r.server[METHOD]
+        if self.server_lr == 1:
+            return {METHOD: new}
+        step = self.server_lr
+        return {METHOD: {k: (x + step * (new[k] - x)).to(x.dtype) for k, x in old.items()}}
+
+    # ------------------------------------------------------------------ client
+
+    def client_init(self, s: Site) -> State:
+        return {METHOD: {k: v for k, v in s.net.tree().items() if k not in s.shared}}
+
+    def receive(self, s: Site) -> Tree:
+        """Own and received parts make the client's model; some methods choose or mix here."""
+        return {**s.own.get(METHOD, {}), **s.down.get(METHOD, {})}
+
+    def local(self, s: Site) -> None:
+        """Local training of one round."""
+        for phase in self.phases:
+            s.fit(phase)
+
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        return s.task.loss(b.out[s.net.logits], b.target)
+
+    def step(self, b: Batch, s: Site) -> None:
+        """The update rule on one batch."""
+        s.apply(s.grad(b))
+
+    def finish(self, s: Site) -> State:
+        s.own[METHOD] = {k: v for k, v in s.w.items() if k not in s.shared}
+        return {METHOD: select(s.w, s.shared)}
+
+    def personalize(self, s: Site) -> State:
+        """All that prediction needs: what is evaluated, exported and served."""
+        return {METHOD: s.w}
+
+    def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
+        """Probabilities [n, K]; a pure function of the personal state."""
+        return net(state[METHOD], x, want=net.logits)[net.logits].softmax(-1)

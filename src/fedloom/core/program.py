@@ -1,0 +1,112 @@
+"""A method made ready to run: the net extended by every part, the composition checked."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from fedloom.core.message import Plan
+from fedloom.core.method import Method
+from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.rng import generator, rng_scope
+from fedloom.core.task import Classification, Task
+from fedloom.core.term import Term
+from fedloom.errors import BadInput
+
+
+class Program:
+    """What every process of a run holds alike: method, nets, task, seed, number of clients.
+
+    Several nets are dealt to the clients in turn (methods that exchange no weights allow unlike
+    bodies); the shared tensors must then agree in shape.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        nets: Net | Sequence[Net],
+        clients: int,
+        seed: int = 0,
+        task: Task | None = None,
+    ) -> None:
+        self.method, self.clients, self.seed = method, clients, seed
+        self.task: Task = task or Classification()
+        check_composition(method)
+        self.nets = [copy.deepcopy(n) for n in ([nets] if isinstance(nets, Net) else nets)]
+        for net in self.nets:
+            for part in method.parts:
+                owner = METHOD if part is method else part.name
+                with rng_scope(seed, "extend", part.name), net.adding_for(owner):
+                    part.extend(net, clients)
+        self._shared = [method.shared_keys(net) for net in self.nets]
+        self._check_nets()
+
+    def net(self, cid: int) -> Net:
+        """The client's network."""
+        return self.nets[cid % len(self.nets)]
+
+    def shared(self, cid: int) -> frozenset[str]:
+        """Model keys that may leave this client."""
+        return self._shared[cid % len(self.nets)]
+
+    def schedule(self, rounds: int) -> list[Plan]:
+        """The run, as a list of plans."""
+        plans = self.method.schedule(rounds)
+        return [replace(p, seed=self.seed, clients=self.clients) for p in plans]
+
+    def cohort(self, plan: Plan, participation: float) -> list[int]:
+        """Who takes part in a round: a seeded sample in id order, at least one client."""
+        if plan.cohort == "all":
+            return list(range(self.clients))
+        k = max(1, round(participation * self.clients))
+        if k >= self.clients:
+            return list(range(self.clients))
+        drawn = torch.randperm(self.clients, generator=generator(self.seed, plan.t, "cohort"))
+        return sorted(drawn[:k].tolist())
+
+    def owner(self, plan: Plan) -> Term:
+        """The part a special round belongs to."""
+        return next(p for p in self.method.parts if p.name == plan.part)
+
+    def writers(self) -> dict[str, str]:
+        """Slice -> the part that may write it."""
+        return {METHOD: self.method.name} | {p.name: p.name for p in self.method.parts}
+
+    def global_model_missing(self) -> str:
+        """Why there is no global model; empty if there is one."""
+        net, shared = self.nets[0], self._shared[0]
+        path = set(net.path_to(net.logits))
+        mine = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
+        personal = sorted(mine - shared)
+        return f"{personal[0]!r} stays with the clients" if personal else ""
+
+    def _check_nets(self) -> None:
+        first = self.nets[0]
+        for term in self.method.terms:
+            if missing := sorted(first.match(term.requires) - self._shared[0]):
+                raise BadInput(
+                    f"{term.name} needs {missing[0]!r} to be shared, but {self.method.name} keeps"
+                    " it with the clients; use it with a method that shares it"
+                )
+        for net, shared in zip(self.nets, self._shared, strict=True):
+            for k in shared:
+                if k not in first.initial or net.initial[k].shape != first.initial[k].shape:
+                    raise BadInput(
+                        f"the clients' models differ in the shared tensor {k!r}; unlike models need"
+                        " a method that shares none of their weights"
+                    )
+
+
+def check_composition(method: Method) -> None:
+    """Names are unique and no part refuses another."""
+    names = [p.name for p in method.parts]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"{name!r} appears twice in the sum; use it once")
+    for part in method.parts:
+        for other in part.refuses:
+            if other in names:
+                raise BadInput(f"{part.name} and {other} cannot be combined; leave one out")

@@ -1,0 +1,107 @@
+"""The server's side of one round: what server hooks see, and the two calls an engine makes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from fedloom.core.message import Down, Plan, Up
+from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.program import Program
+from fedloom.core.rng import rng_scope
+from fedloom.core.tree import State, Tree, WeightedSum, clone
+from fedloom.errors import LeakError
+
+
+class Round:
+    """Collects uploads in client-id order, whatever order they arrive in.
+
+    Uploads are folded into the weighted means and dropped, unless a part declares `gathers`; so
+    memory does not grow with the cohort.
+    """
+
+    def __init__(
+        self, program: Program, plan: Plan, server: State, cohort: Sequence[int] = ()
+    ) -> None:
+        self.program, self.plan, self.server = program, plan, server
+        self.method: Method = program.method
+        self.net: Net = program.nets[0]
+        self.shared: frozenset[str] = program.shared(0)
+        self.ups: dict[int, Up] = {}
+        """Uploads in id order; their states are kept only if a part gathers."""
+        self._sums: dict[str, WeightedSum] = {}
+        self._waiting: dict[int, Up | None] = {}
+        self._order = iter(sorted(cohort))
+        self._next = next(self._order, None)
+        self._gathers = any(p.gathers for p in program.method.parts)
+        parts = {p.name: p for p in program.method.parts}
+        self._part_of = {name: parts[part] for name, part in program.writers().items()}
+
+    def gen(self, purpose: Hashable) -> Generator:
+        """The server's generator for one purpose in this round."""
+        return self.plan.gen(-1, purpose)
+
+    def mean(self, name: str) -> Tree:
+        """The weighted mean of a slice over the cohort."""
+        return self._sums[name].mean() if name in self._sums else {}
+
+    def sum(self, name: str) -> Tree:
+        """The weighted sum of a slice over the cohort."""
+        return self._sums[name].sum() if name in self._sums else {}
+
+    def stack(self, name: str, key: str) -> Tensor:
+        """One tensor of every upload, [m, ...] in id order; needs `gathers`."""
+        if not self._gathers:
+            raise LeakError(f"{name} reads single uploads; it must declare gathers = True")
+        return torch.stack([up.state[name][key] for up in self.ups.values()])
+
+    def add(self, cid: int, up: Up | None) -> None:
+        """Take one client's upload; None: the client did not answer."""
+        self._waiting[cid] = up
+        while self._next is not None and self._next in self._waiting:
+            self._fold(self._next, self._waiting.pop(self._next))
+            self._next = next(self._order, None)
+
+    def _fold(self, cid: int, up: Up | None) -> None:
+        if up is None:
+            return
+        self.ups[cid] = up if self._gathers else Up({}, up.n, up.metrics)
+        for name, tree in up.state.items():
+            weight = self._part_of[name].weight(self, cid, up)
+            self._sums.setdefault(name, WeightedSum()).fold(tree, weight)
+
+
+def send(r: Round, cid: int) -> Down:
+    """What one client receives: every part's contribution."""
+    state: State = {}
+    for part in r.method.parts:
+        state |= part.send(r, cid)
+    return Down(r.plan, state)
+
+
+def initial_server(program: Program) -> State:
+    """The server's state before the first round."""
+    plan = Plan(0, seed=program.seed, clients=program.clients)
+    r = Round(program, plan, {})
+    with rng_scope(program.seed, "server_init"):
+        for part in program.method.parts:
+            r.server |= {k: clone(t) for k, t in part.server_init(r).items()}
+    return r.server
+
+
+def merge(r: Round) -> State:
+    """The server's state after the round. Every part sees the old one and writes its own slice."""
+    if r.plan.kind == "adapt" or not r.ups:
+        return r.server
+    parts = [r.program.owner(r.plan)] if r.plan.kind == "special" else r.method.parts
+    writers, new = r.program.writers(), dict(r.server)
+    with rng_scope(*r.plan.key, "server"), torch.no_grad():
+        for part in parts:
+            for name, tree in part.aggregate(r).items():
+                if writers.get(name) != part.name:
+                    raise LeakError(f"{r.plan}: {part.name} wrote the server slice {name!r}")
+                new[name] = clone(tree)
+    return new

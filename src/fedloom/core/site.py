@@ -1,0 +1,275 @@
+"""One client while it answers one message: its data, its model, and the one local training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from fedloom.core.data import ClientData, Split
+from fedloom.core.message import Down, Plan
+from fedloom.core.method import Method
+from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.phase import Opt, Phase, Schedule
+from fedloom.core.program import Program
+from fedloom.core.rng import rng_scope
+from fedloom.core.task import Task
+from fedloom.core.term import Batch, Term
+from fedloom.core.tree import State, Tree, clone, clone_state, to_device
+from fedloom.errors import TrainingError
+
+SCAN_ROWS = 512
+"""Rows per forward pass when no gradient is needed."""
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client about to answer one message. `own=None`: it never answered one before."""
+
+    program: Program
+    cid: int
+    data: ClientData
+    down: Down
+    own: State | None = None
+    device: torch.device = CPU
+
+
+@dataclass
+class _Loop:
+    """What one call of `fit` works with."""
+
+    phase: Phase
+    opt: Opt
+    keys: list[str]
+    modes: frozenset[str] | bool
+    terms: tuple[Term, ...]
+    inputs: list[Callable[[Batch, Site], None]]
+    losses: list[Callable[[Batch, Site], Tensor | float]]
+    corrections: list[Callable[[Tree, Site], Tree]]
+    sgd: torch.optim.SGD
+    loss_sum: Tensor
+    epoch: int = 0
+    applied: int = 0
+    batches: int = 0
+
+
+class Site:
+    """What a client's hooks see.
+
+    `down` is read-only; `own` is a private copy that hooks may write; `w` is the model being
+    trained (inside `loss` and `grads`: the tree being differentiated); `received` is the model as
+    it arrived; `memo` is scratch of this call; `travel` sums, per tensor, the learning rates of
+    its steps.
+    """
+
+    def __init__(self, visit: Visit) -> None:
+        self.program: Program = visit.program
+        self.plan: Plan = visit.down.plan
+        self.cid, self.data, self.device = visit.cid, visit.data, visit.device
+        self.method: Method = self.program.method
+        self.task: Task = self.program.task
+        self.net: Net = self.program.net(self.cid)
+        self.shared: frozenset[str] = self.program.shared(self.cid)
+        self.down = to_device(visit.down.state, self.device)
+        self.own: State = clone_state(to_device(visit.own or {}, self.device))
+        self.memo: dict[Hashable, Any] = {}
+        self.travel: dict[str, float] = {}
+        self.steps = 0
+        self.mean_loss: float | None = None
+        # A special round belongs to one part: no term is active in it, only the method.
+        special = self.plan.kind == "special"
+        self.terms: tuple[Term, ...] = () if special else self.method.terms
+        self._fits = {"model": 0, "second": 0}
+        self._loop: _Loop | None = None
+        if visit.own is None:
+            for part in self.method.parts:
+                self.own |= to_device(part.client_init(self), self.device)
+        self.received: Tree = self.method.receive(self)
+        self.w: Tree = clone(self.received)
+
+    # ------------------------------------------------------------------ asking
+
+    @property
+    def start(self) -> Tree:
+        """Where a second model of this client begins."""
+        initial = to_device({METHOD: self.net.tree()}, self.device)[METHOD]
+        return clone({**initial, **self.down.get(METHOD, {})})
+
+    @property
+    def newcomer(self) -> bool:
+        """Was this client absent from all training rounds?"""
+        return self.cid >= self.plan.clients
+
+    @property
+    def counts(self) -> Tensor:
+        """Class counts [K] of the local training set."""
+        counts = torch.bincount(self.data.train.y, minlength=self.data.classes)
+        return counts.float().to(self.device)
+
+    @property
+    def phase(self) -> Phase:
+        return self._running.phase
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this phase in this round."""
+        return self._running.opt.lr
+
+    @property
+    def epoch(self) -> int:
+        return self._running.epoch
+
+    @property
+    def keys(self) -> list[str]:
+        """Tensors trained in this phase."""
+        return self._running.keys
+
+    @property
+    def modes(self) -> frozenset[str] | bool:
+        """Stages in training mode: pass to `net(...)` for extra forward passes."""
+        return self._running.modes
+
+    @property
+    def _running(self) -> _Loop:
+        if self._loop is None:
+            raise RuntimeError("phase, keys, modes and lr exist only inside fit")
+        return self._loop
+
+    def gen(self, purpose: Hashable) -> Generator:
+        """This client's generator for one purpose in this round."""
+        return self.plan.gen(self.cid, purpose)
+
+    @torch.no_grad()
+    def scan(self, stage: str, w: Tree | None = None, split: Split | None = None) -> Tensor:
+        """A stage's output over the whole local training set, in order, evaluation mode."""
+        split = self.data.train if split is None else split
+        tree = self.w if w is None else w
+        rows = torch.split(torch.arange(len(split)), SCAN_ROWS)
+        return torch.cat(
+            [self.net(tree, split.x(i).to(self.device), want=stage)[stage] for i in rows]
+        )
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(
+        self,
+        phase: Phase,
+        w: Tree | None = None,
+        terms: Sequence[Term] | None = None,
+        plain: bool = False,
+    ) -> Tree:
+        """Train over one phase and return the trained tree.
+
+        Without `w` the client's own model is trained and replaced; with it, a copy of `w` (a
+        second model). `terms` stands in for the method's; `plain` uses ordinary gradient steps
+        where the method has its own `step`.
+        """
+        which = "model" if w is None else "second"
+        self._fits[which] += 1
+        # The batch order depends on which model and how many times, so a second model's fit does
+        # not move the first one's: Ditto's global model is FedAvg's, bit for bit.
+        tag = (which, self._fits[which])
+        outer = (self.w, self.terms, self._loop)
+        self.w = clone(self.w if w is None else w)
+        self.terms = self.terms if terms is None else tuple(terms)
+        schedule = phase.over(self.method.opt, self.plan.t)
+        self._loop = loop = self._prepare(schedule)
+        with rng_scope(*self.plan.key, self.cid, "layers", *tag):
+            self._train(schedule, tag, plain)
+        trained = {k: v.detach() for k, v in self.w.items()}
+        if w is None:
+            outer = (trained, *outer[1:])
+            for k in loop.keys:
+                self.travel[k] = self.travel.get(k, 0.0) + loop.opt.lr * loop.applied
+            if loop.batches:
+                self.mean_loss = float(loop.loss_sum) / loop.batches
+        self.w, self.terms, self._loop = outer
+        return trained
+
+    def _prepare(self, schedule: Schedule) -> _Loop:
+        phase, opt = schedule.phase, schedule.opt
+        owner = {k: self.net.owner[stage_of(k)] for k in self.w if k in self.net.params}
+        trained_terms = {t.name for t in self.terms if t.train}
+        pattern = self.net.match(phase.train)
+        of_method = [k for k, o in owner.items() if o == METHOD and k in pattern]
+        of_terms = [k for k, o in owner.items() if o in trained_terms]
+        keys = of_method + of_terms
+        for k in keys:
+            self.w[k].requires_grad_(True)
+        groups = [
+            {"params": [self.w[k] for k in of_method], "weight_decay": opt.weight_decay},
+            {"params": [self.w[k] for k in of_terms], "weight_decay": 0.0},
+        ]
+        parts = (self.method, *self.terms)
+        return _Loop(
+            phase=phase,
+            opt=opt,
+            keys=keys,
+            modes=frozenset(map(stage_of, keys)) if phase.frozen_eval else True,
+            terms=self.terms,
+            inputs=[p.inputs for p in parts if p.overrides("inputs")],
+            losses=[t.loss for t in self.terms if t.overrides("loss")],
+            corrections=[p.grads for p in parts if p.overrides("grads")],
+            sgd=torch.optim.SGD([g for g in groups if g["params"]], opt.lr, opt.momentum),
+            loss_sum=torch.zeros((), device=self.device),
+        )
+
+    def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
+        train, loop = self.data.train, self._running
+        order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
+        for batches in schedule.epochs(len(train), order):
+            for idx in batches:
+                x, y = train.x(idx, augment).to(self.device), train.y[idx].to(self.device)
+                b = Batch(x, y, idx, y)
+                if plain:
+                    self.apply(self.grad(b))
+                else:
+                    self.method.step(b, self)
+                self.steps += 1
+            loop.epoch += 1
+            if not torch.isfinite(loop.loss_sum):
+                raise TrainingError(
+                    f"client {self.cid}, {self.plan}, phase {loop.phase.name!r},"
+                    f" epoch {loop.epoch}: the loss is not finite;"
+                    f" lower lr (now {loop.opt.lr:g}) or set clip"
+                )
+
+    def grad(self, b: Batch, w: Tree | None = None) -> Tree:
+        """Inputs, forward pass, the sum of all losses, its gradient, corrections."""
+        loop, outer = self._running, self.w
+        if w is not None:
+            self.w = w
+        for change in loop.inputs:
+            change(b, self)
+        b.out = self.net(self.w, b.x, train=loop.modes)
+        loss = self.method.loss(b, self)
+        for extra in loop.losses:
+            loss = loss + extra(b, self)
+        loop.loss_sum += loss.detach()  # a tensor: no waiting for the device at every step
+        loop.batches += 1
+        leaves = [self.w[k] for k in loop.keys]
+        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        g = {
+            k: torch.zeros_like(leaf) if v is None else v
+            for k, leaf, v in zip(loop.keys, leaves, found, strict=True)
+        }
+        with torch.no_grad():
+            for correct in loop.corrections:
+                g = correct(g, self)
+        self.w = outer
+        return g
+
+    def apply(self, g: Tree) -> None:
+        """Clip and take the optimiser's step with this gradient."""
+        loop = self._running
+        for k in loop.keys:
+            self.w[k].grad = g[k]
+        if loop.opt.clip:
+            nn.utils.clip_grad_norm_([self.w[k] for k in loop.keys], loop.opt.clip)
+        loop.sgd.step()
+        loop.sgd.zero_grad(set_to_none=True)
+        loop.applied += 1

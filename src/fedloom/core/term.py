@@ -1,0 +1,100 @@
+"""A term: a frozen plug-in with optional hooks that any method can carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from torch import Tensor
+
+from fedloom.core.tree import State, Tree
+
+if TYPE_CHECKING:
+    from fedloom.core.message import Up
+    from fedloom.core.net import Net
+    from fedloom.core.round import Round
+    from fedloom.core.site import Site
+
+
+@dataclass
+class Batch:
+    """One mini-batch. `target` is what the loss uses, `y` stays the hard labels."""
+
+    x: Tensor
+    y: Tensor
+    idx: Tensor
+    """Rows of the local training set."""
+    target: Tensor
+    out: dict[str, Tensor] = field(default_factory=dict)
+    """Stage outputs of the forward pass."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """Reads everything, writes only the slice called `name`; keeps nothing on itself.
+
+    Every hook is optional, and only hooks that are overridden are called in the loop.
+    """
+
+    name: ClassVar[str] = "term"
+    """Slice, registry name and name in messages; unique in a composition."""
+    before: ClassVar[tuple[str, ...]] = ()
+    """Special rounds over all clients before round 1."""
+    after: ClassVar[tuple[str, ...]] = ()
+    """Special rounds over all clients after the last round."""
+    keeps: ClassVar[Literal["personal", "shared"]] = "personal"
+    """Where the stages it added live."""
+    train: ClassVar[bool] = True
+    """The loop trains its stages in every phase; False: the term does so itself."""
+    gathers: ClassVar[bool] = False
+    """`aggregate` reads single uploads (`r.ups`, `r.stack`), so they are not folded and dropped."""
+    refuses: ClassVar[tuple[str, ...]] = ()
+    """Names of partners that make no sense."""
+    requires: ClassVar[str] = ""
+    """Pattern of model keys that must be shared."""
+
+    def extend(self, net: Net, clients: int) -> None:
+        """Add stages or tools, once, before the run, in a seeded scope."""
+
+    def server_init(self, r: Round) -> State:
+        """Its slice on the server."""
+        return {}
+
+    def client_init(self, s: Site) -> State:
+        """Its slice on a client; also how a newcomer joins."""
+        return {}
+
+    def send(self, r: Round, cid: int) -> State:
+        """What client `cid` gets; default: its server slice."""
+        return {k: v for k, v in r.server.items() if k == self.name}
+
+    def inputs(self, b: Batch, s: Site) -> None:
+        """Change `b.x` and `b.target` before the forward pass."""
+
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
+        """Added to the method's loss."""
+        return 0.0
+
+    def grads(self, g: Tree, s: Site) -> Tree:
+        """Correct the gradient; keys are the tensors trained in this phase."""
+        return g
+
+    def special(self, s: Site) -> State:
+        """Client side of its own special round; returns the upload."""
+        return {}
+
+    def finish(self, s: Site) -> State:
+        """After local training; returns the upload and writes what it keeps to `s.own`."""
+        return {}
+
+    def weight(self, r: Round, cid: int, up: Up) -> float:
+        """One client's weight in the mean of this part's slice; default: the method's."""
+        return r.method.weight(r, cid, up)
+
+    def aggregate(self, r: Round) -> State:
+        """Its new server slice; `r.server` is the old state for every part; absent: unchanged."""
+        return {}
+
+    def overrides(self, hook: str) -> bool:
+        """Does this part implement the hook?"""
+        return getattr(type(self), hook) is not getattr(Term, hook)

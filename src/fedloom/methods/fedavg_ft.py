@@ -1,0 +1,41 @@
+"""FedAvg-FT: FedAvg, then every client fine-tunes the result for itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedloom.core.method import Method
+from fedloom.core.phase import Phase
+from fedloom.methods import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(Method):
+    """FedAvg with local fine-tuning before the test (a baseline of FedCR and FedPAC).
+
+    ::
+
+        rounds    as FedAvg
+        at a test client i: w_i <- `adapt_epochs` epochs of SGD on its own data, from w
+
+    Hyper-parameters: `adapt_epochs` 10 (FedCR's table); `tune` which keys move: "*" the whole
+    model, "head.*" the head only.
+
+    Deviations: FedCR's published code fine-tunes the head only (`tune="head.*"`); FedPAC's
+    FedAvg-FT is FedAvg measured after a round's local training (protocol `fedpac`).
+
+    Leaves the client: the whole model; never the fine-tuned one.
+
+    >>> FedAvgFT(adapt_epochs=5).adapt[0].epochs
+    5
+    """
+
+    name: ClassVar[str] = "fedavg_ft"
+    adapt_epochs: int = 10
+    tune: str = "*"
+
+    @property
+    def adapt(self) -> tuple[Phase, ...]:
+        return (Phase("tune", self.tune, epochs=self.adapt_epochs),)

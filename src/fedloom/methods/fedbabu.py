@@ -1,0 +1,47 @@
+"""FedBABU: the body learns under a head that never moves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedloom.core.method import Method
+from fedloom.core.phase import Phase
+from fedloom.methods import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FedBABU(Method):
+    """Body aggregation, body update (Oh et al., ICLR 2022, Algorithm 1).
+
+    ::
+
+        start     one random head for everybody, fixed during all rounds
+        client i  body: E epochs, head frozen
+        server    body <- sum_i n_i body_i / sum_i n_i
+        at a test w_i: `adapt_epochs` epochs of fine-tuning on its own data
+
+    Hyper-parameters: `adapt_epochs` 5 (the paper; DBE uses 10); `tune` "*" fine-tunes the whole
+    model, "head.*" the head only.
+
+    Deviations: none.
+
+    Leaves the client: the body.
+
+    >>> FedBABU().phases[0].train
+    '* !head.*'
+    """
+
+    name: ClassVar[str] = "fedbabu"
+    shared: str = "* !head.*"
+    adapt_epochs: int = 5
+    tune: str = "*"
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return (Phase("body", "* !head.*"),)
+
+    @property
+    def adapt(self) -> tuple[Phase, ...]:
+        return (Phase("tune", self.tune, epochs=self.adapt_epochs),) if self.adapt_epochs else ()

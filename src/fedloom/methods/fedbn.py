@@ -1,0 +1,42 @@
+"""FedBN: everything is averaged but BatchNorm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedloom.core.method import Method
+from fedloom.errors import BadInput
+from fedloom.methods import register
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FedBN(Method):
+    """Local batch normalisation against feature shift (Li et al., ICLR 2021).
+
+    Each round::
+
+        client i  trains the whole model for E epochs
+        server    averages every tensor that is not of a BatchNorm layer
+
+    Weights, biases and running statistics of BatchNorm layers stay with the client. They are found
+    by the layer's type, so a ResNet's `downsample.1` is not missed.
+
+    Deviations: none.
+
+    Leaves the client: the model without its BatchNorm layers.
+
+    >>> FedBN().shared
+    '* !@bn'
+    """
+
+    name: ClassVar[str] = "fedbn"
+    shared: str = "* !@bn"
+
+    def extend(self, net, clients):
+        if not net.match("@bn"):
+            raise BadInput(
+                "fedbn on a model without BatchNorm is fedavg; choose a model that has it,"
+                " for instance resnet18 or mlp(norm=batch)"
+            )
