@@ -56,6 +56,7 @@ class Net(nn.Module):
         self.tools: dict[str, nn.Module] = {}
         self.initial = {}
         self._adding = METHOD
+        self._frozen: set[str] = set()
         previous = INPUT
         for name, module in stages.items():
             self.add(name, module, reads=previous)
@@ -68,7 +69,7 @@ class Net(nn.Module):
         """A branch that reads a stage; `reads=None`: a side stage, run only by `stage`."""
         if name in self.reads:
             raise BadInput(f"the net already has a stage {name!r}; use replace")
-        if name == INPUT or "." in name or hasattr(nn.Module, name):
+        if name == INPUT or "." in name or hasattr(self, name):
             raise BadInput(f"{name!r} cannot be a stage's name")
         if reads is not None and reads != INPUT:
             self._known(reads)
@@ -107,6 +108,8 @@ class Net(nn.Module):
             self._adding = before
 
     def _put(self, name: str, module: nn.Module, reads: str | None) -> None:
+        frozen = {f"{name}.{k}" for k, p in module.named_parameters() if not p.requires_grad}
+        self._frozen = {k for k in self._frozen if stage_of(k) != name} | frozen
         self.add_module(name, module)
         self.reads[name] = reads
         self._index()
@@ -132,7 +135,7 @@ class Net(nn.Module):
                     self._slots_of[prefix.split(".")[0]].append((slots, leaf, key))
                     if trainable:
                         params.add(key)
-        self.params: frozenset[str] = frozenset(params)
+        self.params: frozenset[str] = frozenset(params - self._frozen)
         self.keys: tuple[str, ...] = tuple(dict.fromkeys(first.values()))
         norms = [p for p, m in self.named_modules() if isinstance(m, _BatchNorm)]
         statistics = ("running_mean", "running_var", "num_batches_tracked")
@@ -172,7 +175,10 @@ class Net(nn.Module):
         return {k: v.clone() for k, v in self.initial.items() if k in wanted}
 
     def fresh(self, *key: int | str) -> Tree:
-        """Another random start of the same net (IFCA's k models, FedEM's M learners)."""
+        """Another random start of the same net (IFCA's k models, FedEM's M learners).
+
+        Layers without `reset_parameters` keep their initial values.
+        """
         tree = self.tree()
         for name in self.reads:
             self._bind(tree, name)

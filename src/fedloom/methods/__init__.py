@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, Field, fields
+from functools import reduce
 
 from fedloom.core.method import Method
 from fedloom.core.term import Term
@@ -22,12 +23,10 @@ def parse_method(text: str) -> Method:
     >>> parse_method("fedavg + proximal(mu=0.5)").terms
     (Proximal(mu=0.5),)
     """
-    method, *terms = [register.build(call) for call in parse(text)]
-    if not isinstance(method, Method):
-        raise BadInput(f"{text!r} begins with the term {method.name!r}; begin with a method")
-    for term in terms:
-        method = method + term
-    return method
+    first, *terms = [register.build(call) for call in parse(text)]
+    if not isinstance(first, Method):
+        raise BadInput(f"{text!r} begins with the term {first.name!r}; begin with a method")
+    return reduce(Method.__add__, terms, first)
 
 
 def describe(method: Method) -> str:

@@ -1,0 +1,237 @@
+"""A data set divided over clients: what a run trains and tests on."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+
+from fedloom.core.data import ClientData
+from fedloom.data.augment import Augmentation, augmentation
+from fedloom.data.partition.assignment import Partition, SplitName
+from fedloom.data.partition.draw import Ints
+from fedloom.data.shift import apply
+from fedloom.data.source import Kind, Normalize, Source
+from fedloom.data.split import Dealer, Divided, splits
+from fedloom.errors import BadInput, PartitionError
+from fedloom.expression import parse_one
+
+PARTITION = "dirichlet(alpha=0.1)"
+SPLIT = "merged(train=0.75)"
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """A source, who holds which of its rows, and how training batches are augmented.
+
+    >>> site = (np.arange(8, dtype=np.float32).reshape(4, 2), [0, 1, 0, 1])
+    >>> data = FederatedData.from_clients([site, site])
+    >>> len(data), len(data.client(1).train), data.client(1).train.x(torch.tensor([0])).shape
+    (2, 3, torch.Size([1, 2]))
+    """
+
+    source: Source
+    partition: Partition
+    augment: str | None = None
+
+    def __post_init__(self) -> None:
+        n, maps = len(self.source), self.partition.label_maps
+        every = [*(c.all for c in self.partition.clients), *self.partition.shared.values()]
+        if any(rows.max(initial=-1) >= n for rows in every):
+            raise BadInput(f"the partition names rows that {self.source.name!r} ({n} rows) lacks")
+        for cid, client in enumerate(self.partition.clients):
+            if not len(client.train):
+                raise PartitionError(f"client {cid} has no training rows")
+        if maps is not None and maps.shape != (len(self.partition), self.classes):
+            raise BadInput(f"label maps are {maps.shape}, not one per client and class")
+        if self.augment is not None and self.source.kind != "image":
+            raise BadInput(f"only images can be augmented, and {self.source.name!r} has none")
+
+    @classmethod
+    def from_clients(
+        cls,
+        clients: Sequence[tuple[Any, Any]],
+        *,
+        split: str = SPLIT,
+        seed: int = 0,
+        augment: str | None = None,
+        name: str = "clients",
+        kind: Kind | None = None,
+        class_names: Sequence[str] | None = None,
+        normalize: Normalize | None = None,
+    ) -> FederatedData:
+        """One `(x, y)` per client: sites that bring their own arrays."""
+        pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+        if not pairs:
+            raise BadInput("from_clients needs at least one client")
+        for cid, (x, y) in enumerate(pairs):
+            if not len(x):
+                raise PartitionError(f"client {cid} has no rows; leave it out")
+            if len(x) != len(y) or x.shape[1:] != pairs[0][0].shape[1:]:
+                raise BadInput(
+                    f"client {cid} has inputs {x.shape} and {len(y)} labels; inputs of all clients "
+                    f"must be shaped like client 0's, {pairs[0][0].shape[1:]}, one label each"
+                )
+        source = Source.from_arrays(
+            np.concatenate([x for x, _ in pairs]),
+            np.concatenate([y for _, y in pairs]),
+            name=name,
+            kind=kind,
+            class_names=class_names,
+            user=np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs]),
+            normalize=normalize,
+        )
+        return federate(source, "by_user", len(pairs), seed, split, augment=augment)
+
+    def __len__(self) -> int:
+        return len(self.partition)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return self.source.shape
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return self.source.classes
+
+    def client(self, cid: int) -> ClientData:
+        """One client's splits; nothing is read before rows are asked for."""
+        if not 0 <= cid < len(self):
+            raise BadInput(f"there is no client {cid}; ids go from 0 to {len(self) - 1}")
+        rows, maps = self.partition.clients[cid], self.partition.label_maps
+        train, val, test = (
+            self._split(r, None if maps is None else maps[cid]) if len(r) else None for r in rows
+        )
+        assert train is not None  # the constructor refuses clients without training rows
+        return ClientData(train, val, test, self.classes)
+
+    @property
+    def shared_tests(self) -> Mapping[str, Rows]:
+        """Test sets that belong to no client, by name."""
+        return {name: self._split(rows, None) for name, rows in self.partition.shared.items()}
+
+    def counts(self, split: SplitName | None = None) -> Ints:
+        """Samples of each client and class, of one split or of all. [N, K]"""
+        return self.partition.counts(np.asarray(self.source.y), self.classes, split)
+
+    def shared(self) -> FederatedData:
+        """The same with its arrays in memory-mapped files: cheap to send to other processes."""
+        return replace(self, source=self.source.memory_mapped())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FederatedData, (self.source, self.partition, self.augment)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return Inputs.of(self.source, self.augment)
+
+    def _split(self, rows: Ints, label_map: Ints | None) -> Rows:
+        y = np.asarray(self.source.y)[rows]
+        labels = y if label_map is None else label_map[y]
+        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), self._inputs)
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """All rows of a source as one tensor, and what turns some of them into a network's input."""
+
+    x: Tensor
+    scale: Tensor | float
+    offset: Tensor | float
+    augment: Augmentation | None
+
+    @classmethod
+    def of(cls, source: Source, augment: str | None) -> Inputs:
+        """Inputs of a source: `x * scale + offset` is its normalisation in one go."""
+        with warnings.catch_warnings():
+            # A read-only memory map is meant to be read only; nobody writes through the tensor.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            x = torch.from_numpy(source.x)
+        per_channel = (-1, *[1] * (x.ndim - 2))
+        std = torch.tensor(source.std).view(per_channel)
+        unit = 255.0 if x.dtype == torch.uint8 else 1.0
+        scale, offset = 1 / (unit * std), -torch.tensor(source.mean).view(per_channel) / std
+        steps = None if augment is None else augmentation(augment)
+        if scale.numel() == offset.numel() == 1:
+            return cls(x, scale.item(), offset.item(), steps)
+        return cls(x, scale, offset, steps)
+
+    def __call__(self, rows: Tensor, gen: Generator | None) -> Tensor:
+        x = self.x.index_select(0, rows)
+        if x.dtype == torch.int32:  # token ids
+            return x.long()
+        if gen is not None and self.augment is not None:
+            x = self.augment(x, gen)
+        return torch.mul(x, self.scale).add_(self.offset)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a source, as the core's `Split`: labels held, inputs gathered per batch."""
+
+    y: Tensor  # int64 [n]
+    _rows: Tensor = field(repr=False)
+    _inputs: Inputs = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
+        """The network's input for rows `idx`; with a generator, augmented."""
+        return self._inputs(self._rows.index_select(0, idx), gen)
+
+
+def divide(
+    source: Source,
+    partition: str = PARTITION,
+    clients: int | None = None,
+    seed: int = 0,
+    split: str = SPLIT,
+) -> Partition:
+    """Who holds which rows; save it, and `federate` takes it in place of an expression."""
+    dealer = Dealer(source, partition, clients, seed)
+    made: Divided = splits.build(parse_one(split), dealer=dealer)
+    recipe = {"partition": partition, "split": split, "seed": seed, "data": source.name}
+    return Partition(made.clients, made.shared, None, source.fingerprint, recipe)
+
+
+def federate(
+    source: Source,
+    partition: str | Partition = PARTITION,
+    clients: int | None = None,
+    seed: int = 0,
+    split: str = SPLIT,
+    shift: str | None = None,
+    augment: str | None = None,
+) -> FederatedData:
+    """Divide a source over clients.
+
+    `partition` is an expression, or a saved partition (then `clients` and `split` are its own).
+    `clients=None` is 20, or as many as the data has where domains or users are the clients.
+    """
+    if isinstance(partition, str):
+        made = divide(source, partition, clients, seed, split)
+    else:
+        made = _of_this(partition, source, clients)
+    if shift is not None:
+        source, made = apply(shift, source, made, seed)
+    return FederatedData(source, made, augment)
+
+
+def _of_this(partition: Partition, source: Source, clients: int | None) -> Partition:
+    if partition.source and partition.source != source.fingerprint:
+        raise BadInput(
+            f"the saved partition is of other data than {source.name!r} "
+            f"(fingerprint {partition.source[:12]}, not {source.fingerprint[:12]}); make it again"
+        )
+    if clients is not None and clients != len(partition):
+        raise BadInput(f"the saved partition has {len(partition)} clients, not {clients}")
+    return partition

@@ -1,0 +1,134 @@
+"""A finished partition: which rows are whose, in a file that notices when it was altered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedloom.data.partition.draw import Ints, class_totals, empty
+from fedloom.errors import BadInput
+
+FORMAT = "fedloom partition 1"
+SplitName = Literal["train", "val", "test"]
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRows:
+    """Rows of the source that one client holds; an empty array where it has no such split."""
+
+    train: Ints
+    val: Ints = field(default_factory=empty)
+    test: Ints = field(default_factory=empty)
+
+    def __iter__(self) -> Iterator[Ints]:
+        return iter((self.train, self.val, self.test))
+
+    @property
+    def all(self) -> Ints:
+        """Train, validation and test rows, in this order."""
+        return np.concatenate(list(self))
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Rows of every client, and of test sets that belong to nobody.
+
+    `label_maps[i]` is what client i calls each class, where clients disagree (concept shift).
+    `source` is the fingerprint of the data the rows are of; `recipe` is what was asked for.
+    """
+
+    clients: tuple[ClientRows, ...]
+    shared: Mapping[str, Ints] = field(default_factory=dict)
+    label_maps: Ints | None = None  # [N, K]
+    source: str = ""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sha256 over all rows and label maps: the same exactly where clients hold the same."""
+        digest = hashlib.sha256()
+        maps = [] if self.label_maps is None else [self.label_maps.ravel()]
+        named = [a for name, rows in sorted(self.shared.items()) for a in (name, rows)]
+        for part in [*(rows for client in self.clients for rows in client), *named, *maps]:
+            data = part.encode() if isinstance(part, str) else part.astype("<i8").tobytes()
+            digest.update(len(data).to_bytes(8, "little") + data)
+        return digest.hexdigest()
+
+    def counts(self, labels: Ints, classes: int, split: SplitName | None = None) -> Ints:
+        """Samples of each client and class, of one split or of all. [N, K]"""
+        held = [c.all if split is None else getattr(c, split) for c in self.clients]
+        table = np.stack([class_totals(labels[rows], classes) for rows in held])
+        if self.label_maps is None:
+            return table
+        renamed = np.zeros_like(table)
+        np.put_along_axis(renamed, self.label_maps, table, axis=1)
+        return renamed
+
+    def to_json(self) -> str:
+        """The partition as text; `from_json` gives it back."""
+        maps = self.label_maps
+        return json.dumps(
+            {
+                "format": FORMAT,
+                "fingerprint": self.fingerprint,
+                "source": self.source,
+                "recipe": dict(self.recipe),
+                "clients": [[rows.tolist() for rows in client] for client in self.clients],
+                "shared": {name: rows.tolist() for name, rows in self.shared.items()},
+                "label_maps": None if maps is None else maps.tolist(),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "this text") -> Partition:
+        """The partition written by `to_json`; an error where a row was altered since."""
+        try:
+            saved = json.loads(text)
+            if saved["format"] != FORMAT:
+                raise ValueError(saved["format"])
+            maps = saved["label_maps"]
+            made = cls(
+                clients=tuple(ClientRows(*map(_rows, client)) for client in saved["clients"]),
+                shared={name: _rows(rows) for name, rows in saved["shared"].items()},
+                label_maps=None if maps is None else np.array(maps, dtype=np.int64),
+                source=saved["source"],
+                recipe=saved["recipe"],
+            )
+            expected = saved["fingerprint"]
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            raise BadInput(f"{where} is not a partition saved by fedloom; make it again") from None
+        if made.fingerprint != expected:
+            raise BadInput(
+                f"{where} was altered after it was saved: its rows have fingerprint "
+                f"{made.fingerprint[:12]}, it says {str(expected)[:12]}; make it again"
+            )
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Write the partition to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Partition:
+        """Read a saved partition and check that nobody altered it."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise BadInput(f"cannot read the partition file {path} ({e})") from None
+        return cls.from_json(text, where=f"partition file {path}")
+
+
+def _rows(values: list[int]) -> Ints:
+    if not all(type(v) is int and v >= 0 for v in values):
+        raise ValueError("rows are whole numbers")
+    return np.array(values, dtype=np.int64)

@@ -1,0 +1,375 @@
+"""A data set before it is dealt to clients: rows, labels, and what is known of each row."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from fedloom.data import cache
+from fedloom.errors import BadInput, UnknownName
+
+Kind = Literal["image", "signal", "table", "text"]
+Normalize = Literal["half", "channel", "none"]
+Labels = np.ndarray | Sequence[Any]
+
+_ARRAYS = ("x", "y", "official_test", "domain", "user")
+_DIMENSIONS = {"image": 4, "signal": 3, "table": 2, "text": 2}
+_CHUNK = 2048  # rows read at a time from a memory map
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Rows of one data set.
+
+    `x` is uint8 `[n, C, H, W]` for images (float32 where a user gives floats), float32 `[n, C, L]`
+    for signals, float32 `[n, d]` for tables, int32 `[n, T]` token ids for text. `mean` and `std`
+    are the normalisation a batch gets, one value for all channels or one per channel (per column
+    of a table): of `x / 255` where `x` is uint8, of `x` where it is float32.
+
+    >>> source = Source.from_arrays(np.zeros((4, 3)), ["cat", "dog", "dog", "cat"])
+    >>> source.kind, source.shape, source.class_names, source.y.tolist()
+    ('table', (3,), ('cat', 'dog'), [0, 1, 1, 0])
+    """
+
+    name: str
+    x: np.ndarray = field(repr=False)
+    y: np.ndarray = field(repr=False)  # int64 [n]
+    class_names: tuple[str, ...] = field(repr=False)
+    kind: Kind
+    official_test: np.ndarray | None = field(default=None, repr=False)  # bool [n]: published test
+    domain: np.ndarray | None = field(default=None, repr=False)  # int64 [n], into domain_names
+    domain_names: tuple[str, ...] = ()
+    user: np.ndarray | None = field(default=None, repr=False)  # int64 [n]: natural users 0..
+    mean: tuple[float, ...] = field(default=(0.5,), repr=False)
+    std: tuple[float, ...] = field(default=(0.5,), repr=False)
+    path: Path | None = None  # the cache folder, when the arrays are memory-mapped
+    vocabulary: int = 0  # text: ids are below this; 0 is padding, 1 is unknown
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != _DIMENSIONS.get(self.kind):
+            raise BadInput(
+                f"data {self.name!r}: {self.kind} data has {_DIMENSIONS.get(self.kind)} axes "
+                f"(rows first), but x has shape {self.x.shape}"
+            )
+        if not len(self.x):
+            raise BadInput(f"data {self.name!r} has no rows")
+        for key, array in self._arrays().items():
+            if len(array) != len(self.x):
+                raise BadInput(
+                    f"data {self.name!r}: x has {len(self.x)} rows but {key} has {len(array)}; "
+                    "give one entry per row"
+                )
+        for key, codes_, names in (
+            ("y", self.y, self.class_names),
+            ("domain", self.domain, self.domain_names),
+        ):
+            if codes_ is not None and not (codes_.min() >= 0 and codes_.max() < len(names)):
+                raise BadInput(
+                    f"data {self.name!r}: {key} goes from {codes_.min()} to {codes_.max()}, but "
+                    f"{len(names)} names number it 0 to {len(names) - 1}"
+                )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Labels,
+        *,
+        name: str = "arrays",
+        kind: Kind | None = None,
+        class_names: Sequence[str] | None = None,
+        official_test: Labels | None = None,
+        domain: Labels | None = None,
+        user: Labels | None = None,
+        normalize: Normalize | None = None,
+    ) -> Source:
+        """A source of a user's own arrays; what they are follows from shape and type.
+
+        Four axes are images (channels first; channels last is recognised by a last axis of 1, 3
+        or 4), three axes of uint8 are grey images, other three axes are signals `[n, C, L]`, two
+        are a table; `kind="text"` makes two axes of integers token ids. Labels are integers or
+        strings; without `class_names` they are coded in sorted order.
+        """
+        inputs, kind = _inputs(np.asanyarray(x), kind, name)
+        labels, names = code_labels(y, class_names, name)
+        domains, domain_names = (None, ()) if domain is None else codes(domain, f"{name}: domain")
+        source = cls(
+            name=name,
+            x=inputs,
+            y=labels,
+            class_names=names,
+            kind=kind,
+            official_test=None if official_test is None else np.asarray(official_test, dtype=bool),
+            domain=domains,
+            domain_names=domain_names,
+            user=None if user is None else codes(user, f"{name}: user")[0],
+            vocabulary=int(inputs.max()) + 1 if kind == "text" and inputs.size else 0,
+        )
+        return source.normalized(normalize)
+
+    @property
+    def classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(int(s) for s in self.x.shape[1:])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Sha256 of the contents (rows, labels, names; not the normalisation), in hexadecimal."""
+        small = [self.kind, self.class_names, self.domain_names, self.vocabulary, self._digests]
+        return hashlib.sha256(json.dumps(small, sort_keys=True).encode()).hexdigest()
+
+    def normalized(self, how: Normalize | None = None) -> Source:
+        """The same rows with another normalisation.
+
+        `half`: mean and deviation 0.5. `channel`: those of each channel (each column of a table)
+        over all rows but the official test rows. `none`: inputs as they are. The default is
+        `half` for uint8 images, `channel` for other floats, `none` for text.
+        """
+        if how is None:
+            how = "half" if self.x.dtype == np.uint8 else "channel"
+        if how not in get_args(Normalize):
+            raise UnknownName("normalisation", str(how), get_args(Normalize))
+        if how == "none" or self.kind == "text":
+            return replace(self, mean=(0.0,), std=(1.0,))
+        if how == "half":
+            return replace(self, mean=(0.5,), std=(0.5,))
+        mean, std = self._channel_statistics
+        return replace(self, mean=mean, std=std)
+
+    def only(self, wanted: Sequence[str | int]) -> Source:
+        """The rows of these classes (names or numbers), relabelled 0.. in the order given; where
+        none is named, all."""
+        if not wanted:
+            return self
+        codes_ = class_codes(self.class_names, wanted)
+        rows, y = rows_of_classes(self.y, codes_)
+        arrays = {k: a[rows] for k, a in self._arrays().items() if k != "y"}
+        names = tuple(self.class_names[c] for c in codes_)
+        changes: dict[str, Any] = {**arrays, "y": y, "class_names": names, "path": None}
+        return replace(self, **changes)
+
+    def memory_mapped(self) -> Source:
+        """The same source with its arrays in the cache folder: processes share one copy."""
+        if self._mapped:
+            return self
+        folder = cache.entry(self.name, self.fingerprint)
+        mapped = cached(folder, lambda scratch: self)
+        return replace(mapped, name=self.name, mean=self.mean, std=self.std)
+
+    def save(self, folder: Path) -> None:
+        """Write arrays, names, digests and statistics into a folder that `open` reads."""
+        meta = {
+            **self._small_fields(),
+            "fingerprint": self.fingerprint,
+            "digests": self._digests,
+            "channel": self._channel_statistics,
+        }
+        cache.write(folder, self._arrays(), {k: v for k, v in meta.items() if k != "path"})
+
+    @classmethod
+    def open(cls, folder: Path) -> Source:
+        """A saved source; its arrays are memory-mapped, so this takes milliseconds."""
+        meta = cache.read_meta(folder)
+        try:
+            present = tuple(meta["digests"])
+            small = {f.name: meta[f.name] for f in fields(cls) if f.name in meta}
+        except (KeyError, TypeError):
+            raise cache.damaged(folder, cache.META) from None
+        tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in small.items()}
+        return _reopen(present, {**tupled, "path": folder})
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """To another process goes the cache folder's path; only unmapped arrays go as they are."""
+        if self._mapped:
+            return _reopen, (tuple(self._arrays()), self._small_fields())
+        return _rebuild, ({f.name: getattr(self, f.name) for f in fields(self)},)
+
+    @cached_property
+    def _mapped(self) -> bool:
+        """Whether every array is a whole file of `path`: `replace` may have put in another."""
+        path = self.path
+        return path is not None and all(
+            cache.is_file_of(a, path / f"{k}.npy") for k, a in self._arrays().items()
+        )
+
+    @cached_property
+    def _digests(self) -> Mapping[str, str]:
+        if self._mapped and self.path is not None:
+            stored = cache.read_meta(self.path)["digests"]
+            return {k: stored[k] for k in self._arrays()}
+        return {k: _digest(a) for k, a in self._arrays().items()}
+
+    @cached_property
+    def _channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if self.kind == "text":
+            return (0.0,), (1.0,)
+        if self._mapped and self.path is not None:
+            mean, std = cache.read_meta(self.path)["channel"]
+            return tuple(mean), tuple(std)
+        return _statistics(self.x, self.official_test)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {k: getattr(self, k) for k in _ARRAYS if getattr(self, k) is not None}
+
+    def _small_fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _ARRAYS}
+
+
+def cached(folder: Path, build: Callable[[Path], Source]) -> Source:
+    """The source in a cache folder, built first if it is not there.
+
+    `build` gets a scratch folder: an array too large for memory may be made there as `x.npy`.
+    """
+    if not folder.is_dir():
+        with cache.scratch_folder() as scratch:
+            build(scratch).save(scratch)
+            cache.publish(scratch, folder)
+    return Source.open(folder)
+
+
+def codes(values: Labels, what: str = "values") -> tuple[np.ndarray, tuple[str, ...]]:
+    """Values numbered 0.. in sorted order, and the values as text."""
+    names, numbers = np.unique(_without_gaps(np.asarray(values), what), return_inverse=True)
+    return numbers.reshape(-1).astype(np.int64), tuple(str(n) for n in names)
+
+
+def code_labels(
+    values: Labels, class_names: Sequence[str] | None, name: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as int64 0.. and the names of the classes; strings and sparse integers are coded."""
+    labels = _plain_labels(np.asarray(values), name)
+    if class_names is None:
+        return codes(labels)
+    names = tuple(str(n) for n in class_names)
+    if labels.dtype.kind == "U":
+        position = {n: i for i, n in enumerate(names)}
+        for unknown in sorted(set(labels.tolist()) - set(names)):
+            raise UnknownName(f"class in the labels of data {name!r}:", unknown, names)
+        return np.array([position[v] for v in labels.tolist()], dtype=np.int64), names
+    return labels, names
+
+
+def class_codes(class_names: Sequence[str], wanted: Iterable[str | int]) -> list[int]:
+    """Positions of classes by name (case, spaces, hyphens and underscores ignored) or number."""
+    by_name = {_squash(n): i for i, n in enumerate(class_names)}
+    found = []
+    for one in wanted:
+        if isinstance(one, str) and _squash(one) in by_name:
+            found.append(by_name[_squash(one)])
+        elif not isinstance(one, str) and 0 <= one < len(class_names):
+            found.append(int(one))
+        else:
+            raise UnknownName("class", str(one), class_names)
+    if len(set(found)) < len(found):
+        raise BadInput("classes must name each class only once")
+    return found
+
+
+def rows_of_classes(y: np.ndarray, codes_: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows whose label is among the codes, and their labels numbered by position there."""
+    new = np.full(max(int(y.max(initial=0)), *codes_, 0) + 1, -1, dtype=np.int64)
+    new[list(codes_)] = np.arange(len(codes_))
+    rows = np.flatnonzero(new[y] >= 0)
+    return rows, new[y[rows]]
+
+
+def _without_gaps(values: np.ndarray, what: str) -> np.ndarray:
+    """Objects as text; a missing one is an error, not the class 'None'."""
+    if values.dtype.kind != "O":
+        return values
+    if any(v is None or (isinstance(v, float) and np.isnan(v)) for v in values.tolist()):
+        raise BadInput(f"data {what} are missing in some rows; fill them or drop those rows")
+    return values.astype(str)
+
+
+def _plain_labels(labels: np.ndarray, name: str) -> np.ndarray:
+    if labels.ndim != 1:
+        raise BadInput(
+            f"data {name!r}: labels have shape {labels.shape}; give one class per row, not one-hot"
+        )
+    if labels.dtype.kind in "OUS":
+        return _without_gaps(labels, f"{name}: labels")
+    if labels.dtype.kind == "f" and not np.all(labels == np.floor(labels)):
+        raise BadInput(
+            f"data {name!r}: labels are not integers (for example "
+            f"{labels[labels != np.floor(labels)][0]}); classes are integers or strings"
+        )
+    return labels.astype(np.int64)
+
+
+def _inputs(x: np.ndarray, kind: Kind | None, name: str) -> tuple[np.ndarray, Kind]:
+    if x.dtype.kind not in "biuf":
+        raise BadInput(f"data {name!r}: x must be numbers, but its type is {x.dtype}")
+    if kind == "text":
+        return x.astype(np.int32), kind
+    if x.ndim == 3 and (kind == "image" or (kind is None and x.dtype == np.uint8)):
+        x = x[:, None]
+    found = kind or {4: "image", 3: "signal", 2: "table"}.get(x.ndim)
+    if found not in get_args(Kind):
+        raise BadInput(
+            f"data {name!r}: x has shape {x.shape}; give images [n, C, H, W], signals [n, C, L] "
+            "or a table [n, d]"
+        )
+    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
+        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if found != "image" or x.dtype != np.uint8:
+        x = x.astype(np.float32)
+        if not np.isfinite(x).all():
+            raise BadInput(f"data {name!r}: x has NaN or infinite values; fill or drop those rows")
+    return x, found  # type: ignore[return-value]
+
+
+def _statistics(
+    x: np.ndarray, test: np.ndarray | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of each channel over the rows outside the published test split."""
+    rows = np.arange(len(x)) if test is None or test.all() else np.flatnonzero(~test)
+    scale = 255.0 if x.dtype == np.uint8 else 1.0
+    axes = (0, *range(2, x.ndim))
+
+    def average(of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        total = np.zeros(x.shape[1])
+        for start in range(0, len(rows), _CHUNK):
+            total += of(x[rows[start : start + _CHUNK]].astype(np.float64) / scale).sum(axis=axes)
+        return total / (len(rows) * np.prod(x.shape[2:]))
+
+    mean = average(lambda part: part)
+    per_channel = mean.reshape(-1, *[1] * (x.ndim - 2))
+    std = np.sqrt(average(lambda part: (part - per_channel) ** 2))
+    std[std == 0] = 1.0  # a constant column stays 0 after its mean is taken off
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _digest(array: np.ndarray) -> str:
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    for start in range(0, len(array), _CHUNK):
+        digest.update(np.ascontiguousarray(array[start : start + _CHUNK]).data)
+    return digest.hexdigest()
+
+
+def _squash(name: str) -> str:
+    return "".join(c for c in name.casefold() if c not in " -_")
+
+
+def _reopen(present: tuple[str, ...], small: dict[str, Any]) -> Source:
+    arrays: dict[str, Any] = {k: cache.read_array(small["path"], k) for k in present}
+    return Source(**small, **arrays)
+
+
+def _rebuild(values: dict[str, Any]) -> Source:
+    return Source(**values)

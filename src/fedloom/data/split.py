@@ -1,0 +1,206 @@
+"""How a client's rows become train, validation and test: the five papers' habits, by name.
+
+Every split is at random and not stratified. A client with a single row keeps it for training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.partition.assignment import ClientRows
+from fedloom.data.partition.draw import Ints, apportion, class_totals, rng, take, whole
+from fedloom.data.partition.natural import NATURAL
+from fedloom.data.partition.registry import Pool, deal, partitioner
+from fedloom.data.source import Source
+from fedloom.errors import BadInput, PartitionError
+from fedloom.registry import Registry
+
+splits = Registry("split")
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What a split makes: three sets of rows per client, and test sets that belong to nobody."""
+
+    clients: tuple[ClientRows, ...]
+    shared: Mapping[str, Ints]
+
+
+@dataclass(frozen=True)
+class Dealer:
+    """A partition expression bound to a source: called with rows, it deals them to clients."""
+
+    source: Source
+    expression: str
+    clients: int | None
+    seed: int
+
+    def __call__(self, rows: Ints) -> list[Ints]:
+        """The rows of each client, of those given."""
+        s = self.source
+        pool = Pool(np.asarray(s.y), s.classes, s.domain, s.user).only(rows)
+        return [rows[at] for at in deal(self.expression, pool, self.clients, self.seed)]
+
+    @property
+    def natural(self) -> bool:
+        """Whether a row's client is a fact of the data, not a draw."""
+        return partitioner(self.expression) in NATURAL
+
+    @property
+    def every_row(self) -> Ints:
+        return np.arange(len(self.source), dtype=np.int64)
+
+    @property
+    def test_mask(self) -> np.ndarray:
+        """The official test split; an error for a source without one."""
+        mask = self.source.official_test
+        if mask is None or not mask.any() or mask.all():
+            raise BadInput(
+                f"data {self.source.name!r} has no official test split; "
+                "use a split that makes its own, like 'merged(train=0.75)'"
+            )
+        return mask
+
+
+@splits
+def merged(train: float = 0.75, val: float = 0.0, *, dealer: Dealer) -> Divided:
+    """Official train and test rows in one pool; each client's rows are divided by these shares."""
+    _shares(train=train, val=val)
+    if not train:
+        raise BadInput("merged's train is a share above 0: a client must have something to learn")
+    parts = dealer(dealer.every_row)
+    return Divided(_ratio(parts, train, val, dealer.seed), {})
+
+
+@splits
+def official(
+    val: float = 0.0, test_size: int | None = None, sharing: bool = False, *, dealer: Dealer
+) -> Divided:
+    """The official train rows are dealt; each client's test is drawn from the official test rows
+    with the class proportions of its own training rows.
+
+    `test_size` is the size of every client's test. Left out, all are one share of the client's
+    training size, the largest for which no class runs out. `sharing` lets clients test on the
+    same rows, as FedPAC's code does (300 each of CIFAR-10, 600 of Fashion-MNIST).
+    """
+    _shares(val=val)
+    mask = dealer.test_mask
+    if dealer.natural:
+        parts = dealer(dealer.every_row)
+        trains, tests = [rows[~mask[rows]] for rows in parts], [rows[mask[rows]] for rows in parts]
+    else:
+        trains = dealer(np.flatnonzero(~mask))
+        tests = _drawn_alike(trains, np.flatnonzero(mask), test_size, sharing, dealer)
+    learned = _ratio(trains, 1 - val, val, dealer.seed)
+    clients = [ClientRows(c.train, c.val, test) for c, test in zip(learned, tests, strict=True)]
+    return Divided(tuple(clients), {})
+
+
+@splits
+def shared_test(val: float = 0.2, *, dealer: Dealer) -> Divided:
+    """The official train rows are dealt, `val` of each client held out; the official test rows
+    are one test set for all, in `shared_tests`.
+    """
+    _shares(val=val)
+    parts = dealer(np.flatnonzero(~dealer.test_mask))
+    learned = _ratio(parts, 1 - val, val, dealer.seed)
+    return Divided(learned, {"test": np.flatnonzero(dealer.test_mask)})
+
+
+@splits
+def capped(train: int = 500, val: float = 0.0, share: float = 0.8, *, dealer: Dealer) -> Divided:
+    """At most `train` rows of each client, and at most `share` of what it has, for learning; the
+    rest is its test.
+
+    DualFed takes 500 (PACS, DomainNet) or 2000 (Office-Home) training images of a domain. Its
+    split files are not public; a share of 0.8 gives the 1942 it reports for all of Office-Home Art.
+    """
+    whole(train=train)
+    _shares(val=val, share=share)
+    clients = []
+    for i, rows in enumerate(dealer(dealer.every_row)):
+        shuffled = rng(dealer.seed, "split", i).permutation(rows)
+        learn = max(1, min(train, round(share * len(rows))))
+        held = int(val * learn + 1e-9)
+        clients.append(
+            _sorted(shuffled[: learn - held], shuffled[learn - held : learn], shuffled[learn:])
+        )
+    return Divided(tuple(clients), {})
+
+
+@splits
+def dbe(*, dealer: Dealer) -> Divided:
+    """DBE: merged pools, 75 % train, 25 % test."""
+    return merged(0.75, dealer=dealer)
+
+
+@splits
+def fedcr(*, dealer: Dealer) -> Divided:
+    """FedCR: merged pools, 70 % train, 30 % test."""
+    return merged(0.7, dealer=dealer)
+
+
+@splits
+def fedpac(test_size: int | None = None, sharing: bool = False, *, dealer: Dealer) -> Divided:
+    """FedPAC: official train and test, both drawn with the client's class proportions."""
+    return official(0.0, test_size, sharing, dealer=dealer)
+
+
+@splits
+def fedbr(*, dealer: Dealer) -> Divided:
+    """FedBR: a fifth of each client held out, the official test shared by all."""
+    return shared_test(0.2, dealer=dealer)
+
+
+@splits
+def dualfed(train: int = 500, *, dealer: Dealer) -> Divided:
+    """DualFed: `train` images per domain, the rest of the domain is its test."""
+    return capped(train, dealer=dealer)
+
+
+def _ratio(parts: list[Ints], train: float, val: float, seed: int) -> tuple[ClientRows, ...]:
+    clients = []
+    for i, rows in enumerate(parts):
+        if not len(rows):
+            raise PartitionError(f"client {i} has no training rows; use a split that merges pools")
+        shuffled = rng(seed, "split", i).permutation(rows)
+        first = max(1, int(train * len(rows) + 1e-9))
+        second = max(first, int((train + val) * len(rows) + 1e-9))
+        clients.append(_sorted(shuffled[:first], shuffled[first:second], shuffled[second:]))
+    return tuple(clients)
+
+
+def _drawn_alike(
+    trains: list[Ints], pool: Ints, size: int | None, sharing: bool, dealer: Dealer
+) -> list[Ints]:
+    """Test rows from `pool` for each client, with the class proportions of its training rows."""
+    y, classes = np.asarray(dealer.source.y), dealer.source.classes
+    gen = rng(dealer.seed, "official test")
+    held = np.stack([class_totals(y[rows], classes) for rows in trains])
+    if size is None:
+        there, needed = class_totals(y[pool], classes), held.sum(axis=0)
+        both = np.flatnonzero((needed > 0) & (there > 0))
+        share = np.min(there[both] / needed[both], initial=1.0)
+        counts = np.zeros_like(held)
+        for k in both:
+            counts[:, k] = apportion(int(share * needed[k] + 1e-9), held[:, k], gen)
+    else:
+        whole(test_size=size)
+        counts = np.stack([apportion(size, row, gen) for row in held])
+    return [pool[at] for at in take(counts, y[pool], gen, sharing=sharing)]
+
+
+def _sorted(*sets: Ints) -> ClientRows:
+    return ClientRows(*(np.sort(rows) for rows in sets))
+
+
+def _shares(**shares: Any) -> None:
+    for name, value in shares.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise BadInput(f"{name} is a share between 0 and 1, not {value!r}")
+    if sum(v for k, v in shares.items() if k in ("train", "val")) > 1 + 1e-9:
+        raise BadInput("train and val are shares of one whole; together they are more than 1")

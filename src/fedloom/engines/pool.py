@@ -1,0 +1,138 @@
+"""Worker processes on this machine: one thread and one model each, data memory-mapped once.
+
+States cross as packed bytes; the program and the data's description cross once per run. A worker
+answers one job at a time, and a job is a pure function, so the number of workers changes nothing
+but the time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from fedloom import errors
+from fedloom.core.data import Federation
+from fedloom.core.evaluate import Ask, Score
+from fedloom.core.message import Up
+from fedloom.core.program import Program
+from fedloom.core.site import CPU
+from fedloom.core.tree import State
+from fedloom.core.wire import pack, unpack
+from fedloom.engines import Job
+from fedloom.engines.worker import serve
+from fedloom.errors import BadInput, FedloomError
+
+
+class WorkerLost(FedloomError):
+    """A worker process ended without an answer."""
+
+
+class Pool:
+    """Persistent worker processes, started on first use and kept from run to run."""
+
+    def __init__(self, workers: int = 2, device: torch.device = CPU) -> None:
+        if workers < 1:
+            raise BadInput(f"the pool needs at least one worker, got {workers}")
+        self.workers, self.device = workers, device
+        self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
+
+    def open(self, program: Program, data: Federation) -> None:
+        if not self._processes:
+            self._start()
+        described = data.shared() if hasattr(data, "shared") else data
+        for link in self._processes:
+            with self._on_the_line(link, "getting ready"):
+                link.send((program, described, str(self.device)))
+        for link in self._processes:
+            self._hear(link, "getting ready")
+
+    def clients(self, jobs: Iterable[Job], ask: Ask | None) -> Iterator[tuple[int, Up, State]]:
+        for cid, head, (up, kept) in self._ask_all(jobs, "client", ask, states=2):
+            yield cid, Up(up, head["n"], head["metrics"]), kept
+
+    def evaluate(self, jobs: Iterable[Job], ask: Ask) -> Iterator[tuple[int, dict[str, Score]]]:
+        for cid, head, _ in self._ask_all(jobs, "evaluate", ask, states=0):
+            yield cid, head["scores"]
+
+    def close(self) -> None:
+        for link in self._processes:
+            link.close()  # a worker whose link closes ends by itself
+        for process in self._processes.values():
+            process.join(timeout=10)
+            if process.is_alive():
+                process.terminate()
+        self._processes = {}
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        for _ in range(self.workers):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes[ours] = process
+
+    def _ask_all(
+        self, jobs: Iterable[Job], task: str, ask: Ask | None, states: int
+    ) -> Iterator[tuple[int, dict[str, Any], list[State]]]:
+        queue, idle = iter(jobs), list(self._processes)
+        busy: dict[Connection, int] = {}
+        while True:
+            while idle and (job := next(queue, None)) is not None:
+                link = idle.pop()
+                with self._on_the_line(link, f"taking client {job.cid}"):
+                    _post(link, job, task, ask)
+                busy[link] = job.cid
+            if not busy:
+                return
+            for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
+                cid = busy.pop(link)
+                head, received = self._hear(link, f"client {cid}", states)
+                idle.append(link)
+                yield cid, head, received
+
+    def _hear(
+        self, link: Connection, doing: str, states: int = 0
+    ) -> tuple[dict[str, Any], list[State]]:
+        with self._on_the_line(link, doing):
+            head = link.recv()
+            if "error" in head:
+                raise _rebuilt(head)
+            return head, [unpack(link.recv_bytes()) for _ in range(states)]
+
+    @contextmanager
+    def _on_the_line(self, link: Connection, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            process = self._processes[link]
+            process.join(timeout=5)
+            raise WorkerLost(
+                f"a worker process ended (exit code {process.exitcode}) at {doing}; check memory,"
+                " in a script keep the call under `if __name__ == '__main__':`, then resume"
+            ) from None
+
+
+def _post(link: Connection, job: Job, task: str, ask: Ask | None) -> None:
+    plan = asdict(job.down.plan)
+    asked = None if ask is None else asdict(ask)
+    first = job.own is None
+    link.send({"task": task, "cid": job.cid, "plan": plan, "ask": asked, "first": first})
+    link.send_bytes(pack(job.down.state))
+    link.send_bytes(pack(job.own or {}))
+
+
+def _rebuilt(head: dict[str, Any]) -> Exception:
+    """The worker's error: the user's errors keep their class, others carry the trace."""
+    kind = getattr(errors, head["error"], None)
+    if isinstance(kind, type) and issubclass(kind, FedloomError):
+        error = FedloomError.__new__(kind)
+        error.args = (head["message"],)
+        return error
+    return RuntimeError(f"{head['error']} in a worker process: {head['message']}\n{head['trace']}")

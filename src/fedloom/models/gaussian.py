@@ -1,0 +1,69 @@
+"""Stochastic representations: a layer that makes a Gaussian of each input, and one that draws."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedloom.core.net import Net
+from fedloom.errors import BadInput
+
+
+class Gaussian(nn.Module):
+    """A diagonal Gaussian per input, its mean and its standard deviation: [n, d] -> [n, 2, V].
+
+    FedCR writes the second half as the diagonal of a covariance and uses it as a standard
+    deviation everywhere; so does this.
+
+    >>> mean, deviation = Gaussian(8, 3)(torch.zeros(5, 8)).unbind(1)
+    >>> mean.shape, bool((deviation > 0).all())
+    (torch.Size([5, 3]), True)
+    """
+
+    def __init__(self, width: int, dims: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(width, 2 * dims)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, rho = self.fc(x).chunk(2, dim=-1)
+        return torch.stack([mean, F.softplus(rho)], dim=1)
+
+
+class Sample(nn.Module):
+    """Monte-Carlo samples of a `Gaussian`, in training and in prediction: [n, 2, V] -> [n, S, V].
+
+    Drawn from torch's default stream, which the caller seeds.
+    """
+
+    def __init__(self, samples: int) -> None:
+        super().__init__()
+        self.samples = samples
+
+    def forward(self, gaussian: Tensor) -> Tensor:
+        mean, deviation = gaussian.unsqueeze(1).unbind(2)  # [n, 1, V] each
+        n, _, dims = mean.shape
+        noise = torch.randn(n, self.samples, dims, dtype=mean.dtype, device=mean.device)
+        return mean + deviation * noise
+
+    def extra_repr(self) -> str:
+        return f"samples={self.samples}"
+
+
+def stochastic(
+    shape: tuple[int, ...], body: nn.Module, width: int, classes: int, dims: int, samples: int
+) -> Net:
+    """Trunk and head, with stages `gauss` and `sample` between them where `dims` is not zero."""
+    if dims < 0 or samples < 1:
+        raise BadInput(
+            f"gaussian={dims} and samples={samples}: the first is 0 or more, the second 1 or more"
+        )
+    if dims == 0:
+        return Net(shape, body=body, head=nn.Linear(width, classes))
+    return Net(
+        shape,
+        body=body,
+        gauss=Gaussian(width, dims),
+        sample=Sample(samples),
+        head=nn.Linear(dims, classes),
+    )

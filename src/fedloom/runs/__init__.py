@@ -1,0 +1,1 @@
+"""A run: its configuration, its loop over rounds, what it leaves on disk."""

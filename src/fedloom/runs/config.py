@@ -1,0 +1,121 @@
+"""The configuration of a run: flat keys from a TOML file, flags and `key=value` overrides."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedloom.errors import BadInput, suggestion
+from fedloom.expression import literal
+
+
+class RunConfig(BaseModel):
+    """Everything that decides a run's result, and where it is written.
+
+    Training settings that are None are left to the method (`core.phase.Opt` has the defaults).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
+
+    method: str = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
+    data: str = Field("digits", description="a known name, or a path to your own data")
+    partition: str = Field("dirichlet(alpha=0.1)", description="expression, or a saved .json")
+    clients: int | None = Field(None, ge=1, description="None: 20, or what the data dictates")
+    split: str = Field("merged(train=0.75)", description="how rows become train, val and test")
+    shift: str | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
+    augment: str | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
+    normalize: Literal["half", "channel", "none"] | None = Field(
+        None, description="half, channel or none; None: by the data"
+    )
+    image_size: int | None = Field(None, ge=1, description="resize images to this square")
+    partition_seed: int = Field(0, description="seed of partition, split and shift")
+    newcomers: int = Field(0, ge=0, description="clients kept out of training, tested at the end")
+
+    model: str = Field("auto", description="expression, e.g. 'cnn4'; auto: by the data")
+    rounds: int = Field(50, ge=1)
+    participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
+    epochs: int | None = Field(None, ge=1, description="local epochs")
+    steps: int | None = Field(None, ge=1, description="local steps, in place of epochs")
+    batch_size: int | None = Field(None, ge=1)
+    lr: float | None = Field(None, gt=0)
+    momentum: float | None = Field(None, ge=0, lt=1)
+    weight_decay: float | None = Field(None, ge=0)
+    clip: float | None = Field(None, ge=0, description="bound on the gradient's norm")
+    decay: float | None = Field(None, gt=0, description="learning rate factor per round")
+    drop_last: bool | None = Field(None, description="leave out incomplete batches")
+    replacement: bool | None = Field(None, description="draw batches with replacement")
+
+    protocol: str = Field("fedloom", description="fedloom, dbe, fedbr, dualfed, fedcr or fedpac")
+    eval_every: int = Field(1, ge=1, description="rounds between evaluations")
+    seed: int = Field(0, description="seed of everything but the partition")
+
+    engine: str = Field("inline", description="inline or pool")
+    workers: int = Field(2, ge=1, description="processes of the pool")
+    device: str = "cpu"
+    checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    out: str | None = Field(None, description="run folder")
+
+    @classmethod
+    def read(
+        cls,
+        file: Path | None = None,
+        overrides: Iterable[str] = (),
+        flags: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """File, then `key=value` overrides, then flags; what comes later wins."""
+        given = {} if file is None else _toml(file)
+        given |= dict(_override(text) for text in overrides)
+        given |= {k: v for k, v in (flags or {}).items() if v is not None}
+        return cls.checked(given)
+
+    @classmethod
+    def checked(cls, given: Mapping[str, Any]) -> Self:
+        """Validated; the first thing that is wrong becomes one sentence."""
+        for key in given:
+            if key not in cls.model_fields:
+                raise BadInput(f"unknown key {key!r}{suggestion(key, cls.model_fields)}")
+        try:
+            return cls(**given)
+        except ValidationError as e:
+            first = e.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise BadInput(f"{key} = {first['input']!r}: {first['msg'].lower()}") from None
+
+    def changed(self, **values: Any) -> Self:
+        """The same with other values, validated."""
+        return self.checked({**self.model_dump(), **values})
+
+
+OPT_KEYS = {
+    "lr": "lr",
+    "epochs": "epochs",
+    "steps": "steps",
+    "batch_size": "batch",
+    "momentum": "momentum",
+    "weight_decay": "weight_decay",
+    "clip": "clip",
+    "decay": "decay",
+    "drop_last": "drop_last",
+    "replacement": "replacement",
+}
+"""Configuration key -> field of `Opt`."""
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"cannot read the configuration {path} ({e.strerror})") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise BadInput(f"{path} is not valid TOML ({e})") from None
+
+
+def _override(text: str) -> tuple[str, Any]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise BadInput(f"{text!r} is not an override; write key=value, for instance rounds=20")
+    return key.strip().replace("-", "_"), literal(value.strip())

@@ -1,0 +1,111 @@
+"""What is measured when, for a protocol: inside the clients' calls and after a round."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from fedloom.core.evaluate import Ask, Moment, Score, global_state, score_rows
+from fedloom.core.message import Plan
+from fedloom.core.rng import rng_scope
+from fedloom.core.round import Round, send
+from fedloom.core.tree import State
+from fedloom.engines import Engine, Job
+from fedloom.runs.experiment import Experiment
+
+NEWCOMERS, SHARED = "newcomers/", "shared"
+
+
+class Scores:
+    """Scores by "moment/split", then by client."""
+
+    def __init__(self) -> None:
+        self.at: dict[str, dict[int, Score]] = defaultdict(dict)
+
+    def read(self, cid: int, metrics: Mapping[str, float]) -> None:
+        """Take what was measured inside a client's call: flat keys "moment/split/name"."""
+        for key, value in metrics.items():
+            at, _, name = key.rpartition("/")
+            if at:
+                self.at[at].setdefault(cid, {})[name] = value
+
+
+class Evaluator:
+    """Measures one experiment on one engine; changes nothing."""
+
+    def __init__(self, experiment: Experiment, engine: Engine) -> None:
+        self.experiment, self.engine = experiment, engine
+        self.program, self.protocol = experiment.program, experiment.protocol
+        method = self.program.method
+        self._moments: set[Moment] = {self.protocol.moment_of(method), *self.protocol.also}
+
+    def inside(self, plan: Plan) -> Ask | None:
+        """What to measure in a client's call, where the trained model is at hand anyway."""
+        if self.protocol.model == "global":
+            return None
+        if plan.kind == "adapt":
+            return Ask(("final",), self.protocol.splits)
+        if plan.kind == "train" and "trained" in self._moments and self._due(plan):
+            return Ask(("trained",), self.protocol.splits)
+        return None
+
+    def after(
+        self,
+        plan: Plan,
+        cohort: list[int],
+        server: State,
+        clients: Mapping[int, State],
+        scores: Scores,
+    ) -> None:
+        """Score the state after a round: every `eval_every` rounds and at the end, but never
+        between special rounds, where a part may not have its slice yet."""
+        last = plan is self.experiment.plans[-1]
+        if not last and not (plan.kind == "train" and self._due(plan)):
+            return
+        if self.protocol.on == "shared":
+            self._score_shared(server, scores)
+            return
+        r = Round(self.program, plan, server)
+        everybody = list(range(self.program.clients))
+        ids = cohort if self.protocol.clients == "cohort" else everybody
+        self._score(r, ids, self._moments_after(plan), clients, scores)
+        if self.protocol.moment == "trained" and self.protocol.clients == "all":
+            absent = sorted(set(everybody) - set(cohort))
+            self._score(r, absent, ("trained",), clients, scores)
+        if last and self.experiment.config.newcomers:
+            joining = range(self.program.clients, len(self.experiment.data))
+            self._score(r, list(joining), ("received", "adapted"), clients, scores, NEWCOMERS)
+
+    def _due(self, plan: Plan) -> bool:
+        config = self.experiment.config
+        return plan.t % config.eval_every == 0 or plan.t == config.rounds
+
+    def _moments_after(self, plan: Plan) -> tuple[Moment, ...]:
+        moments = self._moments - {"trained", "final"}
+        if self.protocol.moment == "final" and plan.kind == "train":
+            moments.add("received")  # the curve of a method that adapts only at the end
+        return tuple(sorted(moments))
+
+    def _score(
+        self,
+        r: Round,
+        ids: list[int],
+        moments: tuple[Moment, ...],
+        clients: Mapping[int, State],
+        scores: Scores,
+        prefix: str = "",
+    ) -> None:
+        if not ids or not moments:
+            return
+        ask = Ask(moments, self.protocol.splits, self.protocol.model)
+        jobs = (Job(cid, send(r, cid), clients.get(cid)) for cid in ids)
+        for cid, found in self.engine.evaluate(jobs, ask):
+            for at, score in found.items():
+                scores.at[prefix + at][cid] = score
+
+    def _score_shared(self, server: State, scores: Scores) -> None:
+        state, net = global_state(self.program, server), self.program.nets[0]
+        for i, split in enumerate(self.experiment.data.shared_tests.values()):
+            with rng_scope(self.program.seed, "evaluate", SHARED, i):
+                found = score_rows(self.program, net, split, state, "global")
+            scores.at[f"{SHARED}/{self.protocol.split}"][i] = found

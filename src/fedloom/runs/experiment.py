@@ -1,0 +1,150 @@
+"""From a configuration to things that run: data, net, method, protocol, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedloom.core.evaluate import PROTOCOLS, Protocol
+from fedloom.core.message import Plan
+from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.program import Program
+from fedloom.data import FederatedData, Partition, Source, federate, load
+from fedloom.errors import BadInput, UnknownName
+from fedloom.methods import describe, parse_method
+from fedloom.models import build_model
+from fedloom.runs.config import OPT_KEYS, RunConfig
+
+Model = Net | nn.Module | Sequence[str | Net | nn.Module]
+"""One network for all, or several dealt to the clients in turn."""
+OBJECT = "<python object>"
+"""Stands in a configuration for what was handed over as an object and has no expression."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a runner needs; the same configuration always gives the same experiment."""
+
+    config: RunConfig
+    program: Program
+    data: FederatedData
+    protocol: Protocol
+    plans: list[Plan]
+
+    @classmethod
+    def build(
+        cls,
+        config: RunConfig,
+        method: Method | None = None,
+        data: FederatedData | Source | None = None,
+        model: Model | None = None,
+    ) -> Experiment:
+        """Objects, where given, stand in for the configuration's expressions."""
+        made = _method(config, method)
+        divided = federated(config, data)
+        clients = len(divided) - config.newcomers
+        if clients < 1:
+            raise BadInput(
+                f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
+            )
+        name, nets = _nets(config, model, divided)
+        program = Program(made, nets, clients, config.seed)
+        protocol = find_protocol(config.protocol)
+        protocol.check(program)
+        _check_data(protocol, divided)
+        resolved = config.changed(
+            method=describe(made),
+            model=name,
+            clients=len(divided),
+            **{key: getattr(made.opt, field) for key, field in OPT_KEYS.items()},
+        )
+        return cls(resolved, program, divided, protocol, _plans(program, config, protocol))
+
+
+def find_protocol(name: str) -> Protocol:
+    """An evaluation protocol by its preset's name."""
+    if name not in PROTOCOLS:
+        raise UnknownName("protocol", name, PROTOCOLS)
+    return PROTOCOLS[name]
+
+
+def _method(config: RunConfig, method: Method | None) -> Method:
+    made = parse_method(config.method) if method is None else method
+    said = {f: v for k, f in OPT_KEYS.items() if (v := getattr(config, k)) is not None}
+    return replace(made, opt=replace(made.opt, **said))
+
+
+def federated(config: RunConfig, data: FederatedData | Source | None = None) -> FederatedData:
+    """The configured data, divided over clients."""
+    if isinstance(data, FederatedData):
+        return data
+    if data is None:
+        data = load(config.data, normalize=config.normalize, image_size=config.image_size)
+    partition: str | Partition = config.partition
+    if config.partition.endswith(".json"):
+        partition = Partition.load(Path(config.partition))
+    return federate(
+        data,
+        partition,
+        clients=config.clients,
+        seed=config.partition_seed,
+        split=config.split,
+        shift=config.shift,
+        augment=config.augment,
+    )
+
+
+def _nets(config: RunConfig, model: Model | None, data: FederatedData) -> tuple[str, list[Net]]:
+    """The clients' networks, dealt in turn where there are several, and their expression."""
+    auto = default_model(data.source)
+    specs: list[Any] = [auto if w.strip() == "auto" else w.strip() for w in config.model.split("|")]
+    name = " | ".join(specs)
+    if model is not None:
+        specs = [model] if isinstance(model, nn.Module) else list(model)
+    vocabulary = data.source.vocabulary
+    nets = [
+        build_model(s, data.shape, data.classes, seed=config.seed, vocabulary=vocabulary)
+        for s in specs
+    ]
+    return name, nets
+
+
+def default_model(source: Source) -> str:
+    """The network a newcomer would expect for this kind of data."""
+    if source.kind == "text":
+        return "fasttext"
+    if source.kind == "signal":
+        return "har_cnn"
+    large = source.kind == "image" and min(source.shape[-2:]) >= 28
+    return "cnn4" if large else "mlp"
+
+
+def _plans(program: Program, config: RunConfig, protocol: Protocol) -> list[Plan]:
+    plans = program.schedule(config.rounds)
+    if not protocol.full_last_round:
+        return plans
+
+    def last(plan: Plan) -> bool:
+        return plan.kind == "train" and plan.t == config.rounds
+
+    return [replace(p, cohort="all") if last(p) else p for p in plans]
+
+
+def _check_data(protocol: Protocol, data: FederatedData) -> None:
+    if protocol.on == "shared" and not data.shared_tests:
+        raise BadInput(
+            "this protocol tests on shared test sets, but the split made none;"
+            " use split = 'shared_test'"
+        )
+    rows = data.partition.clients
+    for split in protocol.splits if protocol.on == "clients" else ():
+        if not any(len(getattr(r, split)) for r in rows):
+            raise BadInput(
+                f"no client has {split} rows, which this protocol scores;"
+                f" choose a split with {split} rows, for instance 'merged(train=0.6, val=0.2)'"
+            )

@@ -1,0 +1,222 @@
+"""The run folder: who may write in it, what lies where, and writing that a kill cannot tear."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from json import dumps
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy
+import torch
+from filelock import FileLock, Timeout
+
+from fedloom.errors import RunFolderError
+
+_LOCK = "fedloom.lock"
+_PID = "fedloom.pid"
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder (new, renamed, removed) survive a power cut."""
+    if sys.platform == "win32":
+        return  # Windows cannot open a folder, and needs no such call
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a reader, or a kill at any instant, sees the old or the new one.
+
+    One writer at a time: the temporary name is fixed, so that kills leave no heap of leftovers.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """`write_atomic` of a value as indented JSON, made valid by `jsonable`."""
+    write_atomic(path, dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
+
+
+def jsonable(value: Any) -> Any:
+    """The value in JSON's types: NaN and infinities as None, scalars of torch and numpy as numbers.
+
+    >>> jsonable({"loss": float("nan"), "shape": (2, torch.tensor(3))})
+    {'loss': None, 'shape': [2, 3]}
+    """
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(item) for item in value]
+    if isinstance(value, torch.Tensor | numpy.ndarray | numpy.generic):
+        return jsonable(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def current_versions() -> dict[str, str | int]:
+    """What computes: the versions and the thread count that decide a run's last bits."""
+    try:
+        fedloom = version("fedloom")
+    except PackageNotFoundError:
+        fedloom = "not installed"
+    return {
+        "fedloom": fedloom,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+class RunPaths:
+    """Where a run keeps what; enough for whoever only reads a run.
+
+    `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
+    `current_versions` said when the run began), `partition` (which rows every client holds),
+    `metrics` (the journal), `checkpoints` (a folder), `summary` (the result of a run that ended).
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.json"
+        self.versions = self.path / "versions.json"
+        self.partition = self.path / "partition.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.summary = self.path / "summary.json"
+
+
+class RunFolder(RunPaths):
+    """A run folder that this process alone may write in, until `close` or its death.
+
+    The operating system drops the lock of a killed process, so nothing is left to clean up.
+    `fedloom.pid` tells others who holds the lock; it stays, and marks the folder as fedloom's own.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as scratch, RunFolder.create(Path(scratch) / "run") as folder:
+    ...     write_json(folder.config, {"method": "fedavg"})
+    ...     folder.config.read_text().split()
+    ['{', '"method":', '"fedavg"', '}']
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Names a folder without taking it: use `create` or `open`."""
+        super().__init__(path)
+        self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
+        self._pid = self.path / _PID
+
+    @classmethod
+    def create(cls, path: str | Path, overwrite: bool = False) -> Self:
+        """Take a folder for a new run: a missing, empty or, with `overwrite`, a used one.
+
+        Overwriting removes the files of the old run by name; anything else in the folder stays.
+        """
+        folder = cls(path)
+        folder._make()
+        folder._acquire()
+        if folder.config.exists() and not overwrite:
+            folder.close()
+            raise RunFolderError(
+                f"{path} already holds a run: resume it, pick another --out, or give --overwrite"
+            )
+        folder._clear()
+        return folder
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Take the folder of an earlier run, to go on with it."""
+        folder = cls(path)
+        missing = [p.name for p in (folder.config, folder._pid) if not p.is_file()]
+        if missing:
+            raise RunFolderError(
+                f"there is no run to resume in {path}: it has no {' and no '.join(missing)};"
+                " check the path, or start a new run"
+            )
+        folder._acquire()
+        return folder
+
+    def write_versions(self) -> None:
+        """Write `current_versions` to `versions.json`."""
+        write_json(self.versions, current_versions())
+
+    def close(self) -> None:
+        """Let other processes have the folder; closing twice is fine."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            names = {entry.name for entry in self.path.iterdir()}
+        except OSError as error:
+            raise RunFolderError(f"cannot make the run folder {self.path}: {error}") from error
+        # Checked before the lock puts a file there: a stranger's folder is left as it was.
+        if names and not names & {_LOCK, _PID}:
+            raise RunFolderError(
+                f"{self.path} is not empty and not a run folder, so nothing is written or deleted"
+                " there; pick another --out"
+            )
+
+    def _acquire(self) -> None:
+        try:
+            self._lock.acquire()
+            write_atomic(self._pid, f"{os.getpid()}\n")
+        except Timeout:
+            raise RunFolderError(
+                f"{self.path} is already in use by process {self._holder()};"
+                " wait for it to end, or pick another --out"
+            ) from None
+        except OSError as error:
+            self._lock.release()
+            raise RunFolderError(f"cannot write in {self.path}: {error}") from error
+
+    def _holder(self) -> str:
+        with suppress(OSError):
+            return self._pid.read_text().strip()
+        return "unknown"
+
+    def _clear(self) -> None:
+        # The configuration goes first: whatever a kill leaves behind is then no run any more.
+        for used in (
+            self.config,
+            self.versions,
+            self.partition,
+            self.metrics,
+            self.summary,
+            self.checkpoints,
+        ):
+            if used.is_dir() and not used.is_symlink():
+                shutil.rmtree(used)
+            else:
+                used.unlink(missing_ok=True)
+        sync_folder(self.path)

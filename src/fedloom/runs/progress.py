@@ -1,0 +1,137 @@
+"""Progress on a terminal, and the tables a run or a comparison ends with."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from fedloom.runs.compare import Comparison
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.scores import Record
+
+
+class Bar:
+    """A bar with the time left, on standard error, for one run or for many one after another."""
+
+    def __init__(self, console: Console, runs: int = 1) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._all: TaskID | None = None
+        if runs > 1:
+            self._all = self._progress.add_task("all runs", total=float(runs), status="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def watcher(self, label: str) -> BarWatcher:
+        """Watches one run on this bar."""
+        return BarWatcher(self._progress, label, self._all)
+
+
+class BarWatcher:
+    """One run's line on a bar."""
+
+    def __init__(self, progress: Progress, label: str, whole: TaskID | None) -> None:
+        self._progress, self._label, self._whole = progress, label, whole
+        self._line: TaskID | None = None
+        self._share = 0.0
+
+    def begun(self, experiment: Experiment, done: int) -> None:
+        total = len(experiment.plans)
+        self._share = 1 / total
+        self._line = self._progress.add_task(self._label, total=total, completed=done, status="")
+        if self._whole is not None:
+            self._progress.advance(self._whole, done * self._share)
+
+    def step(self, record: Record) -> None:
+        assert self._line is not None
+        status = newest_accuracy(record)
+        changes = {} if status is None else {"status": f"accuracy {100 * status:.1f} %"}
+        self._progress.update(self._line, advance=1, **changes)  # type: ignore[arg-type]
+        if self._whole is not None:
+            self._progress.advance(self._whole, self._share)
+
+    def ended(self, summary: Record) -> None:
+        if self._line is not None and self._whole is not None:
+            self._progress.remove_task(self._line)
+
+
+def newest_accuracy(record: Record) -> float | None:
+    """The mean accuracy a round was scored with, at the first moment that was."""
+    for at, stats in record["scores"].items():
+        if at.endswith(("/test", "/val")):
+            return float(stats["mean"])
+    return None
+
+
+def summary_table(summary: Record) -> Table:
+    """One run, readable."""
+    table = Table(title=summary["method"], show_header=False)
+    spread = f"± {100 * summary['accuracy_std']:.2f} over clients"
+    table.add_row("accuracy", f"{100 * summary['accuracy']:.2f} % {spread}")
+    table.add_row("worst 10 % of clients", f"{100 * summary['worst_decile']:.2f} %")
+    table.add_row("protocol", summary["protocol"])
+    table.add_row("rounds, clients", f"{summary['rounds']}, {summary['clients']}")
+    table.add_row(
+        "sent, received by clients", f"{_mb(summary['bytes_up'])}, {_mb(summary['bytes_down'])}"
+    )
+    table.add_row("seconds", f"{summary['seconds']:.1f}")
+    table.add_row("state", summary["state_sha256"][:16])
+    if summary["run"]:
+        table.add_row("run", summary["run"])
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Methods side by side; the best mean in bold."""
+    seeds = len(comparison.rows[0].summaries)
+    table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
+    table.add_column("method")
+    for head in ("accuracy %", "worst 10 % of clients", "MB sent per client", "seconds"):
+        table.add_column(head, justify="right")
+    best = max(row.over_seeds("accuracy")[0] for row in comparison.rows)
+    for row in comparison.rows:
+        mean, deviation = row.over_seeds("accuracy")
+        worst, worst_deviation = row.over_seeds("worst_decile")
+        table.add_row(
+            row.label,
+            f"{100 * mean:.2f} ± {100 * deviation:.2f}",
+            f"{100 * worst:.2f} ± {100 * worst_deviation:.2f}",
+            f"{row.megabytes:.2f}",
+            f"{row.over_seeds('seconds')[0]:.1f}",
+            style="bold" if mean == best else "",
+        )
+    return table
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.2f} MB"

@@ -1,0 +1,221 @@
+"""The loop over rounds: ask the engine, merge, evaluate, write down, checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections import ChainMap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+
+from fedloom.core.message import Plan
+from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.tree import State, nbytes
+from fedloom.engines import Engine, Job
+from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
+from fedloom.runs.evaluation import Evaluator, Scores
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.folder import RunFolder, write_json
+from fedloom.runs.journal import Journal
+from fedloom.runs.scores import Record, result, round_scores
+
+
+class Watcher(Protocol):
+    """Is told how a run goes: progress bars, loggers, live pages."""
+
+    def begun(self, experiment: Experiment, done: int) -> None:
+        """The run starts, with so many plans done before."""
+
+    def step(self, record: Record) -> None:
+        """A round ended."""
+
+    def ended(self, summary: Record) -> None:
+        """The run ended well."""
+
+
+class Runner:
+    """One run of an experiment on an engine, in a folder or (folder None) in memory only."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        engine: Engine,
+        folder: RunFolder | None = None,
+        watchers: Sequence[Watcher] = (),
+    ) -> None:
+        self.experiment, self.engine, self.folder = experiment, engine, folder
+        self.program, self.watchers = experiment.program, watchers
+        self.server: State = initial_server(self.program)
+        self.clients: dict[int, State] = {}
+        self.records: list[Record] = []
+        self.warnings: list[str] = []
+        self.done = 0
+        self._evaluator = Evaluator(experiment, engine)
+        self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
+        self._changed: set[int] = set()
+        self._saved = -1
+        self._journal: Journal | None = None
+        self._checkpoints: Checkpoints | None = None
+
+    def run(self) -> Record:
+        """Every plan that is left, then the summary."""
+        with one_thread(), self._writing():
+            self.engine.open(self.program, self.experiment.data)
+            for watcher in self.watchers:
+                watcher.begun(self.experiment, self.done)
+            try:
+                for plan in self.experiment.plans[self.done :]:
+                    self._step(plan)
+            finally:
+                self._checkpoint()  # also after an error or Ctrl-C: nothing done is lost
+        summary = self.summary()
+        if self.folder is not None:
+            write_json(self.folder.summary, summary)
+        for watcher in self.watchers:
+            watcher.ended(summary)
+        return summary
+
+    def restore(self) -> None:
+        """Go back to the newest good checkpoint of the folder, or to the beginning."""
+        assert self.folder is not None
+        checkpoints = Checkpoints(self.folder.checkpoints)
+        if not checkpoints.steps():
+            return
+        snapshot, self.warnings = checkpoints.load_latest()
+        self.done, self.server, self.clients = snapshot.step, snapshot.server, snapshot.clients
+        self._totals = dict(snapshot.totals)
+        self._checkpoints, self._saved = checkpoints, snapshot.step
+        with Journal.open(self.folder.metrics) as journal:
+            journal.truncate(snapshot.journal_bytes)
+        self.records = Journal.read(self.folder.metrics)
+
+    def summary(self) -> Record:
+        """The run in one object."""
+        config = self.experiment.config
+        totals = {k: int(v) if k.startswith("bytes") else v for k, v in self._totals.items()}
+        return {
+            "method": config.method,
+            **result(self.experiment.protocol, self.program.method, self.records),
+            "protocol": config.protocol,
+            "rounds": config.rounds,
+            "clients": self.program.clients,
+            "seed": config.seed,
+            **totals,
+            "state_sha256": state_sha256(self.server, self.clients),
+            "partition_sha256": self.experiment.data.partition.fingerprint,
+            "run": None if self.folder is None else str(self.folder.path),
+        }
+
+    def _step(self, plan: Plan) -> None:
+        """One plan. Nothing of it is kept before all of it is done."""
+        clock = _Clock()
+        cohort = self.program.cohort(plan, self.experiment.config.participation)
+        r = Round(self.program, plan, self.server, cohort)
+        scores, kept = Scores(), {}
+        sent = {"bytes_up": 0, "bytes_down": 0}
+        for cid, up, own in self.engine.clients(
+            self._jobs(r, cohort, sent), self._evaluator.inside(plan)
+        ):
+            sent["bytes_up"] += nbytes(up.state)
+            scores.read(cid, up.metrics)
+            r.add(cid, up)
+            kept[cid] = own
+        clock.lap("clients")
+        server = merge(r)
+        clock.lap("merge")
+        self._evaluator.after(plan, cohort, server, ChainMap(kept, self.clients), scores)
+        clock.lap("evaluate")
+        record = {
+            "step": self.done,
+            "round": plan.t,
+            "kind": plan.kind,
+            "owner": plan.owner,
+            "cohort": cohort,
+            "loss": _mean_loss(r),
+            **sent,
+            **clock.seconds(),
+            "scores": round_scores(scores.at),
+        }
+        self._commit(record, server, kept)
+
+    def _jobs(self, r: Round, cohort: list[int], sent: dict[str, int]) -> Iterator[Job]:
+        for cid in cohort:
+            down = send(r, cid)
+            sent["bytes_down"] += nbytes(down.state)
+            yield Job(cid, down, self.clients.get(cid))
+
+    def _commit(self, record: Record, server: State, kept: dict[int, State]) -> None:
+        self.server = server
+        self.clients |= kept
+        self._changed |= kept.keys()
+        self.done += 1
+        for key in self._totals:
+            self._totals[key] += record[key]
+        self.records.append(record)
+        if self._journal is not None:
+            self._journal.append(record)
+        if self.done % self.experiment.config.checkpoint_every == 0:
+            self._checkpoint()
+        for watcher in self.watchers:
+            watcher.step(record)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        if self.folder is None:
+            yield
+            return
+        self._checkpoints = self._checkpoints or Checkpoints(self.folder.checkpoints)
+        with Journal.open(self.folder.metrics) as self._journal:
+            if self.done == 0:
+                self._journal.truncate(0)
+            yield
+        self._journal = None
+
+    def _checkpoint(self) -> None:
+        if self._checkpoints is None or self._journal is None or self._saved == self.done:
+            return
+        snapshot = Snapshot(
+            step=self.done,
+            server=self.server,
+            clients=self.clients,
+            journal_bytes=self._journal.sync(),
+            totals=self._totals,
+        )
+        self._checkpoints.save(snapshot, self._changed)
+        self._saved, self._changed = self.done, set()
+
+
+class _Clock:
+    """Seconds of each lap and in all."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = time.perf_counter()
+        self._laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self._laps[f"seconds_{name}"] = now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {"seconds": self._last - self._begun, **self._laps}
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """The bytes of a sum depend on how many threads share it; a run always uses one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _mean_loss(r: Round) -> float | None:
+    """Training loss over the cohort, weighted by samples."""
+    losses = [(up.metrics["loss"], up.n) for up in r.ups.values() if "loss" in up.metrics]
+    total = sum(n for _, n in losses)
+    return sum(loss * n for loss, n in losses) / total if total else None

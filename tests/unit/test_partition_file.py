@@ -1,0 +1,77 @@
+"""A saved partition comes back whole, or not at all."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedloom.data.partition import ClientRows, Partition
+from fedloom.errors import BadInput
+
+
+@pytest.fixture
+def partition():
+    return Partition(
+        clients=(
+            ClientRows(np.array([0, 2]), test=np.array([4])),
+            ClientRows(np.array([1]), np.array([3])),
+        ),
+        shared={"test": np.array([5, 6])},
+        label_maps=np.array([[0, 1], [1, 0]]),
+        source="abc",
+        recipe={"partition": "iid", "seed": 0},
+    )
+
+
+def test_save_and_load(partition, tmp_path):
+    partition.save(tmp_path / "p.json")
+    back = Partition.load(tmp_path / "p.json")
+    assert back.fingerprint == partition.fingerprint
+    assert back.to_json() == partition.to_json()
+    assert back.clients[1].val.tolist() == [3]
+    assert back.shared["test"].tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("clients", [[[0, 2], [], [3]], [[1], [3], []]]),
+        ("clients", [[[0], [2], [4]], [[1], [3], []]]),
+        ("shared", {"test": [5, 7]}),
+        ("label_maps", [[0, 1], [0, 1]]),
+        ("fingerprint", "0" * 64),
+    ],
+)
+def test_an_altered_file_is_refused(partition, tmp_path, key, value):
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps({**json.loads(partition.to_json()), key: value}))
+    with pytest.raises(BadInput, match=r"p\.json was altered after it was saved"):
+        Partition.load(file)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": "other"}', "null"])
+def test_what_is_no_partition_is_refused(text):
+    with pytest.raises(BadInput, match="not a partition saved by fedloom"):
+        Partition.from_json(text)
+
+
+@pytest.mark.parametrize("rows", [[-1], [0.5], ["0"], [True]])
+def test_rows_must_be_whole_numbers(partition, rows):
+    saved = {**json.loads(partition.to_json()), "shared": {"test": rows}}
+    with pytest.raises(BadInput, match="not a partition"):
+        Partition.from_json(json.dumps(saved))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(BadInput, match="cannot read the partition file"):
+        Partition.load(tmp_path / "none.json")
+
+
+def test_counts_follow_the_label_maps(partition):
+    """Labels 0 1 0 1 0 ..: client 0 holds rows 0, 2, 4 (all class 0), client 1 rows 1 and 3, both
+    of class 1, which it calls 0."""
+    labels = np.array([0, 1, 0, 1, 0, 1, 0])
+    assert partition.counts(labels, 2).tolist() == [[3, 0], [2, 0]]
+    assert partition.counts(labels, 2, "val").tolist() == [[0, 0], [1, 0]]
