@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 	touch $@
 
 demo: .venv/installed
-	$(BIN)/fedloom compare local fedavg fedavg_ft fedper fedrep ditto --seeds 3 --out runs/demo --overwrite
+	$(BIN)/fedloom compare local fedavg fedavg_ft fedper fedrep ditto --seeds 3 --eval-every 5 --engine pool --out runs/demo --overwrite
 
 test: lint types unit
 

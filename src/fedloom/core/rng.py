@@ -30,6 +30,15 @@ def rng_scope(*key: Hashable) -> Iterator[None]:
 
     For what cannot be handed a generator: initialisers, dropout, sampling layers.
     """
-    with torch.random.fork_rng():
-        torch.manual_seed(seed_of(*key))
+    seed, cuda = seed_of(*key), _cuda_devices()
+    with torch.random.fork_rng(devices=cuda):
+        # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
+        torch.default_generator.manual_seed(seed)
+        if cuda:
+            torch.cuda.manual_seed_all(seed)
         yield
+
+
+def _cuda_devices() -> list[int]:
+    """GPUs whose streams may be drawn from: none before the first use of one."""
+    return list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []

@@ -271,5 +271,4 @@ class Site:
         if loop.opt.clip:
             nn.utils.clip_grad_norm_([self.w[k] for k in loop.keys], loop.opt.clip)
         loop.sgd.step()
-        loop.sgd.zero_grad(set_to_none=True)
         loop.applied += 1

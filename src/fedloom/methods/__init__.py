@@ -29,20 +29,20 @@ def parse_method(text: str) -> Method:
     return reduce(Method.__add__, terms, first)
 
 
-def describe(method: Method) -> str:
-    """The expression that gives the same method back.
+def describe(method: Method, full: bool = False) -> str:
+    """The expression that gives the same method back; `full` writes defaults out too.
 
     >>> describe(parse_method("fedprox(mu=0.5)"))
     'fedavg + proximal(mu=0.5)'
     """
-    return " + ".join(str(_written(part)) for part in method.parts)
+    return " + ".join(str(_written(part, full)) for part in method.parts)
 
 
-def _written(part: Term) -> Call:
+def _written(part: Term, full: bool) -> Call:
     said = {
         f.name: getattr(part, f.name)
         for f in fields(part)
-        if f.name not in _NOT_WRITTEN and getattr(part, f.name) != _default(f)
+        if f.name not in _NOT_WRITTEN and (full or getattr(part, f.name) != _default(f))
     }
     return Call(part.name, (), said)
 

@@ -58,7 +58,7 @@ class Experiment:
         protocol.check(program)
         _check_data(protocol, divided)
         resolved = config.changed(
-            method=describe(made),
+            method=describe(made, full=True),
             model=name,
             clients=len(divided),
             **{key: getattr(made.opt, field) for key, field in OPT_KEYS.items()},

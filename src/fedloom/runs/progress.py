@@ -83,6 +83,11 @@ class BarWatcher:
     def ended(self, summary: Record) -> None:
         if self._line is not None and self._whole is not None:
             self._progress.remove_task(self._line)
+            # Shares of a run do not add up to exactly one.
+            self._progress.update(self._whole, completed=round(self._completed(self._whole)))
+
+    def _completed(self, line: TaskID) -> float:
+        return next(t.completed for t in self._progress.tasks if t.id == line)
 
 
 def newest_accuracy(record: Record) -> float | None:

@@ -14,6 +14,7 @@ from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Engine, Job
+from fedloom.methods import describe
 from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
 from fedloom.runs.evaluation import Evaluator, Scores
 from fedloom.runs.experiment import Experiment
@@ -96,7 +97,7 @@ class Runner:
         config = self.experiment.config
         totals = {k: int(v) if k.startswith("bytes") else v for k, v in self._totals.items()}
         return {
-            "method": config.method,
+            "method": describe(self.program.method),
             **result(self.experiment.protocol, self.program.method, self.records),
             "protocol": config.protocol,
             "rounds": config.rounds,
