@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fedloom.core.data import ClientData, Split
 from fedloom.core.method import Method
@@ -123,15 +125,21 @@ def score_rows(
     program: Program, net: Net, split: Split, state: State, model: str = "personal"
 ) -> Score:
     """Metrics of a state on rows; a global model predicts as plain averaging does."""
-    predictor = type(program.method) if model == "personal" else Method
+    method, personal = program.method, model == "personal"
+    predictor = type(method) if personal else Method
     device = next(iter(state[METHOD].values())).device
-    probs = torch.cat(
-        [
-            predictor.predict(program.method, net, state, split.x(rows).to(device)).cpu()
-            for rows in torch.split(torch.arange(len(split)), SCAN_ROWS)
-        ]
-    )
-    return {**program.task.metrics(probs, split.y), "n": float(len(split))}
+    found: dict[str, list[Tensor]] = defaultdict(list)
+    for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
+        x = split.x(rows).to(device)
+        found[""].append(predictor.predict(method, net, state, x).cpu())
+        for name, probs in (method.views(net, state, x) if personal else {}).items():
+            found[f"_{name}"].append(probs.cpu())
+    metrics = {
+        f"{key}{name}": value
+        for name, parts in found.items()
+        for key, value in program.task.metrics(torch.cat(parts), split.y).items()
+    }
+    return {**metrics, "n": float(len(split))}
 
 
 def global_state(program: Program, server: State) -> State:

@@ -37,12 +37,15 @@ class Method(Term):
         if self.weighting not in ("samples", "uniform"):
             raise BadInput(f"weighting must be samples or uniform, got {self.weighting!r}")
 
-    def __add__(self, term: Term) -> Self:
-        if isinstance(term, Method) or not isinstance(term, Term):
-            raise BadInput(
-                f"{getattr(term, 'name', term)!r} is not a term; a sum is one method plus terms"
-            )
-        return replace(self, terms=(*self.terms, term))
+    def __add__(self, term: Term | tuple[Term, ...]) -> Self:
+        """The same method with a term more, or with the terms of a recipe such as DBE."""
+        terms = term if isinstance(term, tuple) else (term,)
+        for t in terms:
+            if isinstance(t, Method) or not isinstance(t, Term):
+                raise BadInput(
+                    f"{getattr(t, 'name', t)!r} is not a term; a sum is one method plus terms"
+                )
+        return replace(self, terms=(*self.terms, *terms))
 
     @property
     def parts(self) -> tuple[Term, ...]:
@@ -132,3 +135,7 @@ class Method(Term):
     def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
         """Probabilities [n, K]; a pure function of the personal state."""
         return net(state[METHOD], x, want=net.logits)[net.logits].softmax(-1)
+
+    def views(self, net: Net, state: State, x: Tensor) -> dict[str, Tensor]:
+        """Further probabilities to score beside `predict`, by name (one head of several)."""
+        return {}

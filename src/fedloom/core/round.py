@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -31,12 +32,13 @@ class Round:
         self.net: Net = program.nets[0]
         self.shared: frozenset[str] = program.shared(0)
         self.ups: dict[int, Up] = {}
-        """Uploads in id order; their states are kept only if a part gathers."""
+        """Uploads in id order; of their states only the slices of parts that gather are kept."""
+        self.notes: dict[str, Any] = {}
+        """What `aggregate` wants in the journal: plain values by the part's name."""
         self._sums: dict[str, WeightedSum] = {}
         self._waiting: dict[int, Up | None] = {}
         self._order = iter(sorted(cohort))
         self._next = next(self._order, None)
-        self._gathers = any(p.gathers for p in program.method.parts)
         parts = {p.name: p for p in program.method.parts}
         self._part_of = {name: parts[part] for name, part in program.writers().items()}
 
@@ -54,8 +56,8 @@ class Round:
 
     def stack(self, name: str, key: str) -> Tensor:
         """One tensor of every upload, [m, ...] in id order; needs `gathers`."""
-        if not self._gathers:
-            raise LeakError(f"{name} reads single uploads; it must declare gathers = True")
+        if not self._part_of[name].gathers:
+            raise LeakError(f"{name} reads single uploads; its part must declare gathers = True")
         return torch.stack([up.state[name][key] for up in self.ups.values()])
 
     def add(self, cid: int, up: Up | None) -> None:
@@ -68,9 +70,11 @@ class Round:
     def _fold(self, cid: int, up: Up | None) -> None:
         if up is None:
             return
-        self.ups[cid] = up if self._gathers else Up({}, up.n, up.metrics)
+        kept = {name: t for name, t in up.state.items() if self._part_of[name].gathers}
+        self.ups[cid] = Up(kept, up.n, up.metrics)
         for name, tree in up.state.items():
-            weight = self._part_of[name].weight(self, cid, up)
+            mine = name == self.method.name  # a method's own slice beside the model
+            weight = 1.0 if mine else self._part_of[name].weight(self, cid, up)
             self._sums.setdefault(name, WeightedSum()).fold(tree, weight)
 
 

@@ -42,6 +42,7 @@ class Visit:
 class _Loop:
     """What one call of `fit` works with."""
 
+    training: str
     phase: Phase
     opt: Opt
     keys: list[str]
@@ -71,6 +72,8 @@ class Site:
         self.plan: Plan = visit.down.plan
         self.cid, self.data, self.device = visit.cid, visit.data, visit.device
         self.method: Method = self.program.method
+        self.opt: Opt = self.method.opt
+        """How this client trains; a hook may replace it for its own call."""
         self.task: Task = self.program.task
         self.net: Net = self.program.net(self.cid)
         self.shared: frozenset[str] = self.program.shared(self.cid)
@@ -113,6 +116,11 @@ class Site:
     @property
     def phase(self) -> Phase:
         return self._running.phase
+
+    @property
+    def training(self) -> str:
+        """Which model is in training: the client's own ("model") or another ("second")."""
+        return self._running.training
 
     @property
     def lr(self) -> float:
@@ -176,8 +184,8 @@ class Site:
         outer = (self.w, self.terms, self._loop)
         self.w = clone(self.w if w is None else w)
         self.terms = self.terms if terms is None else tuple(terms)
-        schedule = phase.over(self.method.opt, self.plan.t)
-        self._loop = loop = self._prepare(schedule)
+        schedule = phase.over(self.opt, self.plan.t)
+        self._loop = loop = self._prepare(schedule, which)
         with rng_scope(*self.plan.key, self.cid, "layers", *tag):
             self._train(schedule, tag, plain)
         trained = {k: v.detach() for k, v in self.w.items()}
@@ -190,7 +198,7 @@ class Site:
         self.w, self.terms, self._loop = outer
         return trained
 
-    def _prepare(self, schedule: Schedule) -> _Loop:
+    def _prepare(self, schedule: Schedule, training: str) -> _Loop:
         phase, opt = schedule.phase, schedule.opt
         owner = {k: self.net.owner[stage_of(k)] for k in self.w if k in self.net.params}
         trained_terms = {t.name for t in self.terms if t.train}
@@ -206,6 +214,7 @@ class Site:
         ]
         parts = (self.method, *self.terms)
         return _Loop(
+            training=training,
             phase=phase,
             opt=opt,
             keys=keys,

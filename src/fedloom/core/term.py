@@ -88,7 +88,10 @@ class Term:
         return {}
 
     def weight(self, r: Round, cid: int, up: Up) -> float:
-        """One client's weight in the mean of this part's slice; default: the method's."""
+        """One client's weight in the mean of this part's slice; default: the method's.
+
+        A method's `weight` is for the slice `model`; in its own slice all clients weigh 1.
+        """
         return r.method.weight(r, cid, up)
 
     def aggregate(self, r: Round) -> State:

@@ -26,7 +26,9 @@ class Ditto(Method):
     Hyper-parameters: `lam` 1.0 (FedPAC; grid {0.1, 1, 10}; FedCR: 0.1 EMNIST, 0.001 FMNIST and
     CIFAR-100, 0.01); `personal_epochs` None: as many as the global model's.
 
-    Deviations: none. v_i begins as the first global model the client receives.
+    Deviations: none. v_i begins as the first global model the client receives. Terms that add to
+    the objective (MeanRegularization, MOON's) shape both models; terms that correct gradients
+    (FedProx, SCAFFOLD) only the global one.
 
     Leaves the client: the global model's update; never v_i.
 
@@ -43,7 +45,9 @@ class Ditto(Method):
 
     def local(self, s):
         personal = Phase("personal", epochs=self.personal_epochs)
-        s.own[self.name] = s.fit(personal, w=s.own[self.name], terms=(Proximal(self.lam),))
+        of_objective = [term for term in s.terms if not term.overrides("grads")]
+        terms = (*of_objective, Proximal(self.lam))
+        s.own[self.name] = s.fit(personal, w=s.own[self.name], terms=terms)
         super().local(s)
 
     def personalize(self, s):

@@ -23,7 +23,7 @@ class FedRep(Method):
         at a test head: `adapt_epochs` epochs on the received body
 
     Hyper-parameters: 4 + 1 epochs (DualFed's table; FedCR: 9 + 1); `adapt_epochs` 10 (FedCR's
-    protocol; 0 tests the head as it was left).
+    protocol; 0 tests the head as it was left); `head_lr` None: as the body's.
 
     Deviations: the paper trains the body by one SGD pass and the head by many, as here; it
     weights clients equally (`weighting="uniform"`), which is the same for equal clients.
@@ -39,14 +39,17 @@ class FedRep(Method):
     head_epochs: int = 4
     body_epochs: int = 1
     adapt_epochs: int = 10
+    head_lr: float | None = None
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         return (
-            Phase("head", "head.*", epochs=self.head_epochs),
+            Phase("head", "head.*", epochs=self.head_epochs, lr=self.head_lr),
             Phase("body", "* !head.*", epochs=self.body_epochs),
         )
 
     @property
     def adapt(self) -> tuple[Phase, ...]:
-        return (Phase("head", "head.*", epochs=self.adapt_epochs),) if self.adapt_epochs else ()
+        if not self.adapt_epochs:
+            return ()
+        return (Phase("head", "head.*", epochs=self.adapt_epochs, lr=self.head_lr),)

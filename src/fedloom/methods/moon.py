@@ -50,7 +50,7 @@ class ModelContrast(Term):
                 s.net(w, b.x, want=stage)[stage].flatten(1) for w in (s.received, previous)
             )
         z = b.out[stage].flatten(1)
-        return self.mu * pair_contrast(z, z_global, z_previous, self.tau)  # eq. (3)
+        return self.mu * pair_contrast(z, z_global, z_previous, 1 / self.tau)  # eq. (3)
 
     def finish(self, s):
         extractor = set(s.net.path_to(s.net.representation))

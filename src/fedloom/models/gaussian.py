@@ -33,18 +33,19 @@ class Gaussian(nn.Module):
 class Sample(nn.Module):
     """Monte-Carlo samples of a `Gaussian`, in training and in prediction: [n, 2, V] -> [n, S, V].
 
-    Drawn from torch's default stream, which the caller seeds.
+    Drawn from torch's default stream, which the caller seeds. A fixed `deviation` stands in for
+    the input's own; 0 makes the layer deterministic.
     """
 
-    def __init__(self, samples: int) -> None:
+    def __init__(self, samples: int, deviation: float | None = None) -> None:
         super().__init__()
-        self.samples = samples
+        self.samples, self.deviation = samples, deviation
 
     def forward(self, gaussian: Tensor) -> Tensor:
         mean, deviation = gaussian.unsqueeze(1).unbind(2)  # [n, 1, V] each
         n, _, dims = mean.shape
         noise = torch.randn(n, self.samples, dims, dtype=mean.dtype, device=mean.device)
-        return mean + deviation * noise
+        return mean + (deviation if self.deviation is None else self.deviation) * noise
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}"

@@ -138,6 +138,7 @@ class Runner:
             **sent,
             **clock.seconds(),
             "scores": round_scores(scores.at),
+            **({"notes": r.notes} if r.notes else {}),
         }
         self._commit(record, server, kept)
 

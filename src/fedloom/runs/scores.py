@@ -22,9 +22,13 @@ def _statistics(scores: Mapping[int, Score]) -> Record:
     ids = sorted(scores)
     accuracy = {i: scores[i]["accuracy"] for i in ids}
     n = {i: int(scores[i]["n"]) for i in ids}
-    nll = sum(scores[i]["nll"] * n[i] for i in ids) / sum(n.values())
     stats = summarize(list(accuracy.values()), list(n.values()))
-    return {**stats, "nll": nll, "clients": _text_keys(accuracy), "n": _text_keys(n)}
+    further = {
+        key: sum(scores[i][key] for i in ids) / len(ids)
+        for key in scores[ids[0]]
+        if key not in ("accuracy", "n")
+    }
+    return {**stats, **further, "clients": _text_keys(accuracy), "n": _text_keys(n)}
 
 
 def _text_keys(values: Mapping[int, Any]) -> dict[str, Any]:
