@@ -71,8 +71,8 @@ class MeanRegularization(Term):
 
     Hyper-parameters: `kappa`, `mu` None: by the network's family, 50 and 1.0 (CNNs), 1 and 0.1
     (BatchNorm networks; the paper's ResNet-18), 0.1 and 1.0 (text), 1 and 1.0 (others, not in the
-    paper). `at` the stage, None: the representation. `noise_scale`, `noise_weight`: the paper's s and q (Table 3) of Gaussian
-    noise on the reported means.
+    paper). `at` the stage, None: the representation. `noise_scale`, `noise_weight`: the paper's s
+    and q (Table 3) of Gaussian noise on the reported means.
 
     Deviations: the published code halves the MSE (`half=True`) and reports the running mean m of
     that first training instead of a clean pass over the data (`mean="running"`; with mu = 1 that
