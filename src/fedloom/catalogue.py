@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
+import re
+import textwrap
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
-from fedloom.core.evaluate import PROTOCOLS
+from fedloom.core.evaluate import PROTOCOLS, Protocol
 from fedloom.core.method import Method
 from fedloom.core.term import Term
 from fedloom.data import augmentations, modifiers, partitions, shifts, splits
+from fedloom.data.hub import KNOWN, mirror
 from fedloom.data.load import names as data_names
 from fedloom.errors import UnknownName
 from fedloom.methods import register
@@ -20,6 +25,8 @@ from fedloom.models import models
 from fedloom.registry import Registry
 
 Entry = dict[str, str]
+_ONLY_JSON = {"shares"}
+"""Columns a terminal has no room for."""
 
 
 def catalogue(kind: str) -> list[Entry]:
@@ -31,32 +38,41 @@ def catalogue(kind: str) -> list[Entry]:
 
 def catalogue_table(kind: str, entries: list[Entry]) -> Table:
     """The same, for a terminal."""
-    table = Table(title=kind)
-    for column in entries[0]:
-        table.add_column(column, overflow="fold")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    columns = [column for column in entries[0] if column not in _ONLY_JSON]
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
     for entry in entries:
-        table.add_row(*entry.values())
+        table.add_row(*(Text(entry[column]) for column in columns))
     return table
 
 
-def page(name: str) -> str:
+def page(name: str, width: int = 100) -> str:
     """A method's or term's docstring and the defaults of its hyper-parameters."""
     entry = register[name]
-    return f"{register.canonical(name)}{_signature(entry)}\n\n{inspect.getdoc(entry)}"
+    head = f"{register.canonical(name)}({', '.join(_arguments(entry))})"
+    paragraphs = (inspect.getdoc(entry) or "").split("\n\n")
+    return "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
 
 
-def _signature(entry: Callable[..., Any]) -> str:
+def _wrapped(paragraph: str, width: int) -> str:
+    """Prose in lines of this width; algorithm boxes and examples as they are."""
+    if paragraph.startswith((" ", ">>>")) or "\n " in paragraph:
+        return paragraph
+    return textwrap.fill(" ".join(paragraph.split()), width, break_long_words=False)
+
+
+def _arguments(entry: Callable[..., Any]) -> list[str]:
     hidden = {"opt", "terms"}
     if isinstance(entry, type):
-        shown = [f"{f.name}={f.default!r}" for f in fields(entry) if f.name not in hidden]
-        return f"({', '.join(shown)})"
-    return str(inspect.signature(entry)).split(" ->")[0]
+        return [f"{f.name}={f.default!r}" for f in fields(entry) if f.name not in hidden]
+    return [f"{p.name}={p.default!r}" for p in inspect.signature(entry).parameters.values()]
 
 
 def _methods() -> list[Entry]:
     return [
         {"name": name, "is a": _role(register[name]), "shares": _shares(register[name])}
-        | {"what it does": _first_line(register[name])}
+        | {"what it does": _summary(register[name])}
         for name in register
     ]
 
@@ -76,7 +92,7 @@ def _shares(entry: Callable[..., Any]) -> str:
 
 
 def _registry(registry: Registry) -> Callable[[], list[Entry]]:
-    return lambda: [{"name": n, "what it does": _first_line(registry[n])} for n in registry]
+    return lambda: [{"name": n, "what it does": _summary(registry[n])} for n in registry]
 
 
 def _partitions() -> list[Entry]:
@@ -87,19 +103,64 @@ def _partitions() -> list[Entry]:
 
 
 def _data() -> list[Entry]:
-    return [{"name": name} for name in data_names()]
-
-
-def _protocols() -> list[Entry]:
-    keys = ("model", "moment", "clients", "split", "on", "select", "average")
     return [
-        {"name": name} | {key: str(getattr(protocol, key)) for key in keys}
-        for name, protocol in PROTOCOLS.items()
+        {"name": name, "kind": _kind(name), "comes from": _origin(name)} for name in data_names()
     ]
 
 
-def _first_line(entry: Callable[..., Any]) -> str:
-    return (inspect.getdoc(entry) or "").split("\n")[0]
+def _kind(name: str) -> str:
+    kind = KNOWN[name].kind if name in KNOWN else "image"
+    return "signal" if kind == "har" else kind
+
+
+def _origin(name: str) -> str:
+    """Where `load` would take it from, here and now."""
+    if name not in KNOWN:
+        return "fedloom itself"
+    folder = mirror(name)
+    if folder is not None:
+        return f"FEDLOOM_DATA/{folder.name}"
+    repo = KNOWN[name].repo
+    return f"the hub: {repo}" if repo else f"a folder FEDLOOM_DATA/{name} (not there)"
+
+
+def _protocols() -> list[Entry]:
+    return [{"name": name, "what is tested": _tested(p)} for name, p in PROTOCOLS.items()]
+
+
+def _tested(p: Protocol) -> str:
+    """A protocol in words."""
+    moment = {
+        "received": "as received",
+        "trained": "after local training",
+        "adapted": "after fine-tuning",
+        "final": "fine-tuned if the method does so, else as received",
+    }[p.moment]
+    where = "on shared test sets" if p.on == "shared" else f"on {p.clients} clients' {p.split} rows"
+    chosen = {
+        "last": "last round",
+        "best_val": "best round on validation rows",
+        "best_test": "best round on test rows",
+        "best_test_per_client": "each client's best round on its test rows",
+        "mean_of_five_best_test": "mean of the five best rounds on test rows",
+    }[p.select]
+    average = "clients by samples" if p.average == "samples" else "clients alike"
+    last = "; everybody in the last round" if p.full_last_round else ""
+    return f"the {p.model} model {moment}, {where}; {chosen}; {average}{last}"
+
+
+def _engines() -> list[Entry]:
+    return [
+        {"name": "inline", "what it does": "One client after another in this process."},
+        {"name": "pool", "what it does": "`workers` processes on this machine; the same bytes."},
+    ]
+
+
+def _summary(entry: Callable[..., Any]) -> str:
+    """The docstring's first sentence, or its first paragraph where that is none."""
+    text = " ".join((inspect.getdoc(entry) or "").split("\n\n")[0].split())
+    sentence = re.match(r"(.+?(?<!et al)\.)(?= [A-Z`]|$)", text)
+    return sentence[1] if sentence else text
 
 
 _KINDS: dict[str, Callable[[], list[Entry]]] = {
@@ -111,4 +172,5 @@ _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "splits": _registry(splits),
     "augmentations": _registry(augmentations),
     "protocols": _protocols,
+    "engines": _engines,
 }

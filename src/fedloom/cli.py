@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedloom.errors import FedloomError
+from fedloom.errors import BadInput, CheckpointError, FedloomError, RunFolderError, suggestion
 from fedloom.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="fedloom",
-    help="Personalized federated learning in representation space.",
+    help="Personalized federated learning in representation space.\n\n"
+    "To begin: `fedloom list`, then `fedloom run --method fedper --rounds 20`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -39,8 +41,22 @@ Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the sum
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides, e.g. rounds=20.")
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="What the flags say, e.g. clients=8."),
 ]
+
+PANELS = {
+    "Data": "data partition clients split shift augment normalize image_size partition_seed"
+    " newcomers",
+    "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
+    " weight_decay clip decay drop_last replacement seed",
+    "Evaluation": "protocol eval_every",
+    "Where it runs": "engine workers device checkpoint_every out",
+}
+DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
+"""The keys that decide a partition, beside its seed."""
+STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Signals that stop a run as Ctrl-C does: what is done is saved first."""
 
 
 def settings(*leave_out: str, only: tuple[str, ...] = ()) -> Callable[[Any], Any]:
@@ -68,14 +84,34 @@ def _flag(name: str) -> inspect.Parameter:
     kinds = {"int": int, "float": float, "bool": bool}
     written = str(field.annotation).replace("<class '", "").replace("'>", "").split(" | ")[0]
     kind: Any = kinds.get(written, str)
-    default = "" if field.default is None else f" [default: {field.default}]"
-    option = typer.Option(help=f"{field.description or ''}{default}".strip(), show_default=False)
+    default = "" if field.default is None else f" (default: {field.default})"
+    panel = next((title for title, keys in PANELS.items() if name in keys.split()), None)
+    help_text = f"{field.description or ''}{default}"
+    option = typer.Option(help=help_text, show_default=False, rich_help_panel=panel)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"fedloom {version('fedloom')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Options before the command."""
 
 
 @app.command("run")
@@ -97,7 +133,7 @@ def run_command(
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     experiment = Experiment.build(chosen)
-    with _bar(quiet) as bar, engine_of(chosen) as engine, _resumable(chosen.out):
+    with _stoppable(str(chosen.out)), _bar(quiet) as bar, engine_of(chosen) as engine:
         watchers = [bar.watcher(chosen.method)] if bar else []
         result = start(experiment, engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result.summary))
@@ -116,22 +152,28 @@ def compare_command(
     overwrite: Overwrite = False,
     flags: dict[str, Any],
 ) -> None:
-    """Compare methods under one budget over several seeds."""
+    """Compare methods under one budget over several seeds.
+
+    The same command once more goes on where it stopped.
+    """
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
+    from fedloom.methods import parse_method
     from fedloom.runs.compare import compare
     from fedloom.runs.progress import comparison_table
 
+    for name in names:
+        parse_method(name)  # the last one misspelt should not cost the runs before it
     folder = chosen.out or _new_folder("compare")
     given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
-    with _bar(quiet, runs=len(names) * seeds) as bar:
+    with _stoppable(folder, compare=True), _bar(quiet, runs=len(names) * seeds) as bar:
         found = compare(
             names,
             chosen.data,
             seeds=range(seeds),
             model=chosen.model,
-            watch=(lambda label, i, n: [bar.watcher(label)]) if bar else None,
+            watch=(lambda label, i, n: [bar.watcher(label, i)]) if bar else None,
             overwrite=overwrite,
             **given,
         )
@@ -152,53 +194,62 @@ def resume(
     from fedloom.runs.launch import resume as go_on
     from fedloom.runs.progress import summary_table
 
-    with _bar(quiet) as bar, _resumable(str(run)):
+    with _stoppable(str(run)), _bar(quiet) as bar:
         result = go_on(run, watchers=[bar.watcher(str(run))] if bar else [])
     for warning in result.warnings:
-        err.print(f"fedloom: {warning}", style="yellow", soft_wrap=True)
+        _note(warning)
     _show(None if quiet or as_json else summary_table(result.summary))
     _print_json(result.summary, as_json)
 
 
 @app.command()
-@settings(only=("data", "partition", "clients", "split", "shift", "normalize", "image_size"))
+@settings(only=DIVIDING)
 def partition(
     overrides: Overrides = None,
     *,
     seed: Annotated[int, typer.Option(help="Seed of the partition.")] = 0,
     to: Annotated[
-        Path | None, typer.Option("--out", help="Folder for partition.json, .svg")
+        Path | None, typer.Option("--out", help="Folder for partition.json and partition.svg.")
     ] = None,
     as_json: Json = False,
     flags: dict[str, Any],
 ) -> None:
     """Divide a data set; print and save the table of clients and classes and a bubble plot."""
+    _check_keys(overrides or (), DIVIDING)
     chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed})
-    from fedloom.data.picture import bubble_svg, table
+    from fedloom.data.picture import bubble_svg
     from fedloom.runs.experiment import federated
     from fedloom.runs.folder import write_atomic
+    from fedloom.runs.progress import partition_table
 
     data = federated(chosen)
-    _show(None if as_json else table(data))
     record = {"clients": len(data), "fingerprint": data.partition.fingerprint}
     if to is not None:
-        to.mkdir(parents=True, exist_ok=True)
+        _make_folder(to)
         data.partition.save(to / "partition.json")
         write_atomic(to / "partition.svg", bubble_svg(data))
         record["saved"] = str(to)
     if not as_json:
+        out.print(partition_table(data, out))
         out.print(f"fingerprint {data.partition.fingerprint[:16]}")
-        out.print(f"saved {to}/partition.json and partition.svg" if to else "save it with --out")
+        if to is not None:
+            print(f"saved {to / 'partition.json'}, {to / 'partition.svg'}")
     _print_json(record, as_json)
 
 
 @app.command("list")
 def list_command(
-    kind: Annotated[str, typer.Argument(help="methods, models, data, partitions, ...")] = "methods",
+    kind: Annotated[
+        str,
+        typer.Argument(
+            help="methods, models, data, partitions, splits, shifts, augmentations, protocols"
+            " or engines."
+        ),
+    ] = "methods",
     *,
     as_json: Json = False,
 ) -> None:
-    """What there is: methods and terms, models, data, partitions, shifts, splits, protocols."""
+    """What there is: methods and terms, models, data, partitions, protocols and more."""
     from fedloom.catalogue import catalogue, catalogue_table
 
     found = catalogue(kind)
@@ -211,7 +262,7 @@ def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.
     """A method's algorithm, hyper-parameters, deviations, and what leaves the client."""
     from fedloom.catalogue import page
 
-    out.print(page(method), markup=False, highlight=False)
+    out.print(page(method, out.width), markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:
@@ -221,11 +272,8 @@ def main() -> None:
     except FedloomError as e:
         if "--json" in sys.argv:
             print(json.dumps({"error": str(e)}))
-        err.print(f"fedloom: {e}", style="red", markup=False, soft_wrap=True)
+        err.print(f"fedloom: {e}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
-    except KeyboardInterrupt:
-        err.print("fedloom: interrupted")
-        sys.exit(130)
 
 
 @contextmanager
@@ -240,13 +288,56 @@ def _bar(quiet: bool, runs: int = 1) -> Iterator[Bar | None]:
 
 
 @contextmanager
-def _resumable(folder: str | None) -> Iterator[None]:
-    """On Ctrl-C or a breakdown, say how to go on."""
+def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
+    """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on."""
+    from fedloom.engines.pool import WorkerLost
+
+    again = "the same command" if compare else f"fedloom resume {folder}"
+    try:
+        with _signals_as_ctrl_c():
+            yield
+    except KeyboardInterrupt:
+        begun = compare or (Path(folder) / "config.json").exists()
+        how = f"what is done is saved; go on with: {again}" if begun else "nothing was done yet"
+        _note(f"stopped; {how}")
+        sys.exit(130)
+    except (WorkerLost, CheckpointError) as e:
+        raise type(e)(f"{e}; to go on: {again}") from None
+
+
+@contextmanager
+def _signals_as_ctrl_c() -> Iterator[None]:
+    # What is ignored stays ignored: nohup does so with the loss of the terminal.
+    mine = [s for s in STOPS if signal.getsignal(s) == signal.SIG_DFL]
+    for s in mine:
+        signal.signal(s, signal.default_int_handler)
     try:
         yield
-    except KeyboardInterrupt:
-        err.print(f"fedloom: stopped; go on with: fedloom resume {folder}", soft_wrap=True)
-        sys.exit(130)
+    finally:
+        for s in mine:
+            signal.signal(s, signal.SIG_DFL)
+
+
+def _note(text: str) -> None:
+    err.print(f"fedloom: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _check_keys(overrides: Iterable[str], known: tuple[str, ...]) -> None:
+    """Refuse an override that would change nothing here."""
+    for text in overrides:
+        key = text.partition("=")[0].strip().replace("-", "_")
+        if "=" in text and key not in known:
+            seed = "; its seed is --seed" if "seed" in key else suggestion(key, known)
+            raise BadInput(f"a partition has no key {key!r}{seed}")
+
+
+def _make_folder(path: Path) -> None:
+    if (path / "config.json").exists():
+        raise RunFolderError(f"{path} holds a run, whose partition stays; pick another --out")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise BadInput(f"cannot make the folder {path} ({e.strerror}); pick another --out") from e
 
 
 def _is_override(text: str) -> bool:

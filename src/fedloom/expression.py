@@ -14,6 +14,8 @@ from typing import Any
 
 from fedloom.errors import BadInput
 
+# What Python's parser raises on text: bad syntax, bytes that are no text, too deep a nesting.
+_UNREADABLE = (SyntaxError, ValueError, RecursionError, MemoryError)
 _WORDS = {"true": True, "false": False, "none": None, "null": None}
 
 
@@ -42,12 +44,12 @@ def parse(text: str) -> list[Call]:
     """
     try:
         tree = ast.parse(_hyphens_to_underscores(text.strip()), mode="eval")
-    except SyntaxError as e:
+        return [_call(node, text) for node in _summands(tree.body)]
+    except _UNREADABLE as e:
         raise BadInput(
-            f"cannot read the expression {text!r} ({e.msg});"
+            f"cannot read the expression {text!r} ({getattr(e, 'msg', e)});"
             " write it like 'fedavg + proximal(mu=0.01)'"
         ) from None
-    return [_call(node, text) for node in _summands(tree.body)]
 
 
 def parse_one(text: str) -> Call:
@@ -68,7 +70,7 @@ def literal(text: str) -> Any:
         return _WORDS[text.lower()]
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (*_UNREADABLE, TypeError):
         return text
 
 
@@ -106,5 +108,5 @@ def _value(node: ast.expr, text: str) -> Any:
         return tuple(_value(e, text) for e in node.elts)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         raise BadInput(f"{ast.unparse(node)!r} in {text!r} is not a plain value") from None

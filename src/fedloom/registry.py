@@ -30,10 +30,10 @@ class Registry:
     def __call__(self, entry: F) -> F:
         """Decorator: register under `entry.name`, or the lower-case function or class name."""
         name = getattr(entry, "name", None) or entry.__name__.lower()
-        if self._entries.get(name, entry) is not entry:
-            raise BadInput(f"two {self.kind}s are called {name!r}; rename one of them")
+        taken = self._squashed.setdefault(_squash(name), name)
+        if taken != name or self._entries.get(name, entry) is not entry:
+            raise BadInput(f"two {self.kind}s are called {taken!r}; rename one of them")
         self._entries[name] = entry
-        self._squashed[_squash(name)] = name
         return entry
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
@@ -74,10 +74,15 @@ class Registry:
 
     def _discover(self) -> None:
         package, self._package = self._package, None
-        if package is not None:
+        if package is None:
+            return
+        try:
             found = importlib.import_module(package)
             for module in pkgutil.iter_modules(found.__path__):
                 importlib.import_module(f"{package}.{module.name}")
+        except BaseException:
+            self._package = package  # or the next look-up would call half of the names unknown
+            raise
 
 
 def _squash(name: str) -> str:

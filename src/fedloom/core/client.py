@@ -19,7 +19,7 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
 
     `ask` measures inside the call, where the trained model is at hand anyway.
     """
-    plan = visit.down.plan
+    plan, sent = visit.down.plan, _marks(visit.down.state)
     with rng_scope(*plan.key, visit.cid):  # the whole call: layers may draw outside the loop too
         site = Site(visit)
         arrived = _marks(site.down)
@@ -30,7 +30,8 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
             up, metrics = _adapt(site, ask)
         else:
             up, metrics = _train(site, ask)
-    if _marks(site.down) != arrived:
+    # Twice: `site.down` is a copy on another device, and `receive` runs before `arrived` is taken.
+    if _marks(site.down) != arrived or _marks(visit.down.state) != sent:
         raise LeakError(
             f"client {visit.cid}, {plan}: a hook changed what was received; copy it first"
         )
@@ -89,7 +90,8 @@ def check_upload(site: Site, up: State) -> None:
         raise LeakError(f"{where}: the personal tensor {personal[0]!r} is in the upload")
     private = {
         v.untyped_storage().data_ptr()
-        for k, v in site.w.items()
+        for tree in (site.w, site.received, site.own.get(METHOD, {}))
+        for k, v in tree.items()
         if k not in site.shared and v.numel() > 0
     }
     for name, tree in up.items():

@@ -54,3 +54,20 @@ class Federation(Protocol):
     def __len__(self) -> int: ...
 
     def client(self, cid: int) -> ClientData: ...
+
+
+def shared_test_id(i: int) -> int:
+    """The id under which the i-th shared test set is asked for: a client that only tests.
+
+    >>> shared_test_id(0), shared_test_id(2)
+    (-1, -3)
+    """
+    return -1 - i
+
+
+def data_of(federation: Federation, cid: int) -> ClientData:
+    """A client's data by id, or a shared test set by its id below zero."""
+    if cid >= 0:
+        return federation.client(cid)
+    split = list(federation.shared_tests.values())[-1 - cid]
+    return ClientData(split, None, split, federation.classes)

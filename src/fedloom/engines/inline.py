@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from fedloom.core.client import client
-from fedloom.core.data import Federation
+from fedloom.core.data import Federation, data_of
 from fedloom.core.evaluate import Ask, Score, evaluate
 from fedloom.core.message import Up
 from fedloom.core.program import Program
@@ -37,5 +37,5 @@ class Inline:
         pass
 
     def _visit(self, job: Job) -> Visit:
-        data = self._data.client(job.cid)
+        data = data_of(self._data, job.cid)
         return Visit(self._program, job.cid, data, job.down, job.own, self.device)

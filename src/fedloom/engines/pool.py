@@ -41,8 +41,12 @@ class Pool:
             raise BadInput(f"the pool needs at least one worker, got {workers}")
         self.workers, self.device = workers, device
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
+        self._busy: dict[Connection, int] = {}
+        """Who works for which client; not empty between two rounds only after an error."""
 
     def open(self, program: Program, data: Federation) -> None:
+        if self._busy:
+            self.close()  # or answers of the run that broke down would be taken for this one's
         if not self._processes:
             self._start()
         described = data.shared() if hasattr(data, "shared") else data
@@ -61,13 +65,15 @@ class Pool:
             yield cid, head["scores"]
 
     def close(self) -> None:
-        for link in self._processes:
+        for link, process in self._processes.items():
+            if link in self._busy:
+                process.terminate()  # nobody waits for its answer
             link.close()  # a worker whose link closes ends by itself
         for process in self._processes.values():
             process.join(timeout=10)
             if process.is_alive():
                 process.terminate()
-        self._processes = {}
+        self._processes, self._busy = {}, {}
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -81,19 +87,18 @@ class Pool:
     def _ask_all(
         self, jobs: Iterable[Job], task: str, ask: Ask | None, states: int
     ) -> Iterator[tuple[int, dict[str, Any], list[State]]]:
-        queue, idle = iter(jobs), list(self._processes)
-        busy: dict[Connection, int] = {}
+        queue, idle, busy = iter(jobs), list(self._processes), self._busy
         while True:
             while idle and (job := next(queue, None)) is not None:
                 link = idle.pop()
+                busy[link] = job.cid
                 with self._on_the_line(link, f"taking client {job.cid}"):
                     _post(link, job, task, ask)
-                busy[link] = job.cid
             if not busy:
                 return
             for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
+                head, received = self._hear(link, f"client {busy[link]}", states)
                 cid = busy.pop(link)
-                head, received = self._hear(link, f"client {cid}", states)
                 idle.append(link)
                 yield cid, head, received
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fedloom.core.client import client
-from fedloom.core.data import Federation
+from fedloom.core.data import Federation, data_of
 from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.message import Down, Plan
 from fedloom.core.program import Program
@@ -59,4 +59,4 @@ class _Worker:
     def _visit(self, head: dict[str, Any], down: State, own: State | None) -> Visit:
         cid = head["cid"]
         message = Down(Plan(**head["plan"]), down)
-        return Visit(self.program, cid, self.data.client(cid), message, own, self.device)
+        return Visit(self.program, cid, data_of(self.data, cid), message, own, self.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
+from fedloom.core.phase import Phase
 from fedloom.methods import register
 
 
@@ -19,7 +20,8 @@ class FedPer(Method):
         client i  trains body and its own head together for E epochs
         server    body <- sum_i n_i body_i / sum_i n_i
 
-    Hyper-parameters: `shared`, a pattern of what is averaged: everything but the head.
+    Hyper-parameters: `shared`, a pattern of what is averaged: everything but the head;
+    `adapt_epochs` 0: head-only epochs before the final test (10 in FedCR's tables).
 
     Deviations: none; the paper's number of personal layers is the choice of `shared`.
 
@@ -31,3 +33,8 @@ class FedPer(Method):
 
     name: ClassVar[str] = "fedper"
     shared: str = "* !head.*"
+    adapt_epochs: int = 0
+
+    @property
+    def adapt(self) -> tuple[Phase, ...]:
+        return (Phase("head", "head.*", epochs=self.adapt_epochs),) if self.adapt_epochs else ()

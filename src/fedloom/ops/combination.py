@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,52 +11,92 @@ from torch import Tensor
 from fedloom.ops.prototypes import class_sums
 from fedloom.ops.simplex_qp import Floats, simplex_qp
 
-NEGLIGIBLE = 1e-3
-"""Weights below this are dropped, as in the published code."""
-RIDGE = 1e-6
-"""Relative ridge on a client's feature second moment before it is inverted."""
+FLOOR = 1e-6
+"""Smallest eigenvalue of a feature second moment before it is inverted, relative to their mean."""
 
 
 def head_statistics(z: Tensor, y: Tensor, classes: int, full: bool) -> dict[str, Tensor]:
-    """h = P(y) E[f|y] [K, d] (eq. 34) and n; the variance V (eq. 44), or with `full` the second
-    moment [d, d] (eq. 37) from which V follows for any metric (eq. 35)."""
-    sums, _ = class_sums(z, y, classes)
+    """Class counts and h = P(y) E[f|y] [K, d] (eq. 34); the variance V (eq. 44), or with `full`
+    the second moment [d, d] (eq. 37), from which V follows in any metric (eq. 35)."""
+    wide = z.double()
+    sums, counts = class_sums(wide, y, classes)
     h = sums / len(y)
     if full:
-        return {"h": h, "n": torch.tensor(float(len(y))), "second": z.T @ z / len(y)}
-    variance = (z**2).sum(1).mean() - (h**2).sum()
-    return {"h": h, "n": torch.tensor(float(len(y))), "variance": variance.clamp_min(0)}
+        found = {"h": h, "second": wide.T @ wide / len(y)}
+    else:  # sum_y P(y) E[|f|^2 | y] is the mean over all samples
+        found = {"h": h, "variance": ((wide**2).sum(1).mean() - (h**2).sum()).clamp_min(0)}
+    return {**{k: v.to(z.dtype) for k, v in found.items()}, "counts": counts.to(z.dtype)}
 
 
-def combination_weights(statistics: Mapping[str, Tensor]) -> Floats:
-    """Row i: the weights of all heads in client i's (eq. 11), from stacked statistics [m, ...]."""
-    h = statistics["h"].double()  # [m, K, d]
-    n = statistics["n"].double()
-    m = len(h)
-    weights = np.zeros((m, m))
-    for i in range(m):
-        if "second" in statistics:
-            bias, variance = _in_metric_of(i, h, statistics["second"].double())
-        else:
-            flat = (h[i] - h).flatten(1)
-            bias, variance = flat @ flat.T, statistics["variance"].double()
-        weights[i] = _without_dust(simplex_qp((bias + torch.diag(variance / n)).numpy()))
-    return weights
+def combination_weights(
+    statistics: Mapping[str, Tensor], center: bool = False, drop_below: float = 0.0
+) -> Floats:
+    """Row i: the weights of all heads in client i's (eq. 11), from stacked statistics [m, ...].
+
+    Weights under `drop_below` are set to zero and the rest rescaled.
+    """
+    wide = {k: v.double() for k, v in statistics.items()}
+    matrices = combination_matrices(centered(wide) if center else wide)
+    weights = np.stack([simplex_qp(matrix) for matrix in matrices])
+    lowest = np.minimum(drop_below, weights.max(1, keepdims=True))  # never all of them
+    kept = np.where(weights < lowest, 0.0, weights)
+    rescaled: Floats = kept / kept.sum(1, keepdims=True)
+    return rescaled
 
 
-def _in_metric_of(i: int, h: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """D (eq. 33) and V (eq. 35) with client i's inverse second moment."""
-    d = h.shape[-1]
-    ridge = RIDGE * second[i].diagonal().mean().clamp_min(1e-12)
-    inverse = torch.linalg.inv(second[i] + ridge * torch.eye(d, dtype=h.dtype))
-    gap = h[i] - h  # [m, K, d]
-    bias = torch.einsum("mkd,de,nke->mn", gap, inverse, gap)
-    spread = torch.einsum("de,med->m", inverse, second)
-    variance = spread - torch.einsum("mkd,de,mke->m", h, inverse, h)
-    return (bias + bias.T) / 2, variance.clamp_min(0)
+def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Floats]:
+    """For every client i the matrix diag(V/n) + D_i of its program (eq. 46)."""
+    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    if "second" not in statistics:
+        gram, noise = _gram(h), statistics["variance"].clamp_min(0) / n
+        for i in range(len(h)):
+            yield (_bias(gram, i) + noise.diag()).numpy()  # eq. (44), (45)
+        return
+    second = (statistics["second"] + statistics["second"].mT) / 2
+    for i in range(len(h)):
+        white = _whitening(second[i])  # [d, d], Lambda_i^-1 = white white'
+        g = h @ white
+        spread = second.flatten(1) @ (white @ white.T).flatten()  # tr(Lambda_i^-1 E[ff'])
+        variance = (spread - (g**2).sum((1, 2))).clamp_min(0)  # eq. (35)
+        yield (_bias(_gram(g), i) + (variance / n).diag()).numpy()  # eq. (33)
 
 
-def _without_dust(a: Floats) -> Floats:
-    kept = np.where(a < NEGLIGIBLE, 0.0, a)
-    result: Floats = kept / kept.sum()
-    return result
+def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same statistics of f - E[f], with the mean over all clients' samples (Assumption 2)."""
+    h, counts = statistics["h"], statistics["counts"]
+    n, means = counts.sum(1), h.sum(1)  # [m], [m, d]
+    shift = n @ means / n.sum()
+    moved = {**statistics, "h": h - (counts / n[:, None])[:, :, None] * shift}
+    if "second" in statistics:
+        cross = means[:, :, None] * shift
+        moved["second"] = statistics["second"] - cross - cross.mT + shift[:, None] * shift
+    else:
+        power = statistics["variance"] + (h**2).sum((1, 2)) - 2 * means @ shift + shift @ shift
+        moved["variance"] = power - (moved["h"] ** 2).sum((1, 2))
+    return moved
+
+
+def combined(weights: Floats, tensors: Tensor) -> Tensor:
+    """Row i: sum_j a_ij t_j of stacked tensors [m, ...] (eq. 4)."""
+    flat = torch.from_numpy(weights) @ tensors.reshape(len(tensors), -1).double()
+    mixed = flat.reshape(len(weights), *tensors.shape[1:])
+    return (mixed if tensors.is_floating_point() else mixed.round()).to(tensors.dtype)
+
+
+def _gram(h: Tensor) -> Tensor:
+    """Inner products of clients' statistics [m, m], about their mean: only gaps matter."""
+    flat = (h - h.mean(0)).flatten(1)
+    gram = flat @ flat.T
+    return (gram + gram.T) / 2
+
+
+def _bias(gram: Tensor, i: int) -> Tensor:
+    """D_i[j, j'] = <h_i - h_j, h_i - h_j'> from inner products; row and column i are zero."""
+    return gram - gram[i] - gram[i][:, None] + gram[i, i]
+
+
+def _whitening(second: Tensor) -> Tensor:
+    """W with W W' the inverse of a second moment, floored: fewer samples than d leave it flat."""
+    values, vectors = torch.linalg.eigh(second)
+    least = (FLOOR * values.mean()).clamp_min(1e-12)
+    return vectors / values.clamp_min(float(least)).sqrt()

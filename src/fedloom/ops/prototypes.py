@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,7 +16,6 @@ def class_sums(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """Mean row per class [K, d] (zero where there is none), and counts [K].
 
-    >>> import torch
     >>> class_means(torch.tensor([[1.0], [3.0]]), torch.tensor([1, 1]), 3)
     (tensor([[0.],
             [2.],
@@ -23,3 +23,19 @@ def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
     """
     sums, counts = class_sums(z, y, classes)
     return sums / counts.clamp_min(1)[:, None], counts
+
+
+def pooled_means(means: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of classes over clients, and their weight: from [m, K, d] and [m, K] by weights [r, m],
+    r results [r, K, d], [r, K]. A class of no weight has mean zero.
+
+    >>> two = pooled_means(torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]]),
+    ...                    torch.ones(1, 2))
+    >>> two[0].flatten(), two[1].flatten()
+    (tensor([3.]), tensor([4.]))
+    """
+    share = weights.double()[:, :, None] * counts.double()  # [r, m, K]
+    total = share.sum(1)
+    mean = torch.einsum("rmk,mkd->rkd", share, means.double())
+    mean = mean / torch.where(total > 0, total, 1.0)[:, :, None]
+    return mean.to(means.dtype), total.to(counts.dtype)

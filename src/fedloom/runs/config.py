@@ -5,12 +5,15 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
+
+Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+"""Text that says something."""
 
 
 class RunConfig(BaseModel):
@@ -21,43 +24,49 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
-    method: str = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
-    data: str = Field("digits", description="a known name, or a path to your own data")
-    partition: str = Field("dirichlet(alpha=0.1)", description="expression, or a saved .json")
-    clients: int | None = Field(None, ge=1, description="None: 20, or what the data dictates")
-    split: str = Field("merged(train=0.75)", description="how rows become train, val and test")
-    shift: str | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
-    augment: str | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
+    method: Words = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
+    data: Words = Field("digits", description="a known name, or a path to your own data")
+    partition: Words = Field("dirichlet(alpha=0.1)", description="expression, or a saved .json")
+    clients: int | None = Field(
+        None, ge=1, description="number of clients; by default 20, or as many as the data has"
+    )
+    split: Words = Field("merged(train=0.75)", description="how rows become train, val and test")
+    shift: Words | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
+    augment: Words | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
     normalize: Literal["half", "channel", "none"] | None = Field(
-        None, description="half, channel or none; None: by the data"
+        None, description="half, channel or none; by default what suits the data"
     )
     image_size: int | None = Field(None, ge=1, description="resize images to this square")
     partition_seed: int = Field(0, description="seed of partition, split and shift")
     newcomers: int = Field(0, ge=0, description="clients kept out of training, tested at the end")
 
-    model: str = Field("auto", description="expression, e.g. 'cnn4'; auto: by the data")
-    rounds: int = Field(50, ge=1)
+    model: Words = Field("auto", description="expression, e.g. cnn4; auto: what suits the data")
+    rounds: int = Field(50, ge=1, description="rounds of training")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
-    epochs: int | None = Field(None, ge=1, description="local epochs")
+    epochs: int | None = Field(None, ge=1, description="local epochs; by default 1")
     steps: int | None = Field(None, ge=1, description="local steps, in place of epochs")
-    batch_size: int | None = Field(None, ge=1)
-    lr: float | None = Field(None, gt=0)
-    momentum: float | None = Field(None, ge=0, lt=1)
-    weight_decay: float | None = Field(None, ge=0)
-    clip: float | None = Field(None, ge=0, description="bound on the gradient's norm")
-    decay: float | None = Field(None, gt=0, description="learning rate factor per round")
+    batch_size: int | None = Field(None, ge=1, description="rows of a batch; by default 10")
+    lr: float | None = Field(None, gt=0, description="learning rate; by default 0.05")
+    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD; by default 0")
+    weight_decay: float | None = Field(None, ge=0, description="of SGD; by default 0")
+    clip: float | None = Field(
+        None, ge=0, description="bound on the gradient's norm; by default none"
+    )
+    decay: float | None = Field(
+        None, gt=0, description="learning rate factor per round; by default 1"
+    )
     drop_last: bool | None = Field(None, description="leave out incomplete batches")
     replacement: bool | None = Field(None, description="draw batches with replacement")
 
-    protocol: str = Field("fedloom", description="fedloom, dbe, fedbr, dualfed, fedcr or fedpac")
+    protocol: Words = Field("fedloom", description="fedloom, dbe, fedbr, dualfed, fedcr or fedpac")
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
     seed: int = Field(0, description="seed of everything but the partition")
 
-    engine: str = Field("inline", description="inline or pool")
+    engine: Words = Field("inline", description="inline or pool")
     workers: int = Field(2, ge=1, description="processes of the pool")
-    device: str = "cpu"
+    device: Words = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
-    out: str | None = Field(None, description="run folder")
+    out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")
 
     @classmethod
     def read(
@@ -75,15 +84,17 @@ class RunConfig(BaseModel):
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> Self:
         """Validated; the first thing that is wrong becomes one sentence."""
-        for key in given:
+        for key, value in given.items():
             if key not in cls.model_fields:
+                if isinstance(value, dict):
+                    raise BadInput(f"keys are flat: write those of [{key}] without that line")
                 raise BadInput(f"unknown key {key!r}{suggestion(key, cls.model_fields)}")
         try:
             return cls(**given)
         except ValidationError as e:
             first = e.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise BadInput(f"{key} = {first['input']!r}: {first['msg'].lower()}") from None
+            said = first["msg"].lower().replace("input should", "it should")
+            raise BadInput(f"{first['loc'][0]} = {first['input']!r} will not do: {said}") from None
 
     def changed(self, **values: Any) -> Self:
         """The same with other values, validated."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from fedloom.core.evaluate import Ask, Moment, Score, global_state, score_rows
-from fedloom.core.message import Plan
-from fedloom.core.rng import rng_scope
+from fedloom.core.data import shared_test_id
+from fedloom.core.evaluate import Ask, Moment, Score
+from fedloom.core.message import Down, Plan
+from fedloom.core.net import METHOD
 from fedloom.core.round import Round, send
 from fedloom.core.tree import State
 from fedloom.engines import Engine, Job
@@ -63,7 +64,8 @@ class Evaluator:
         if not last and not (plan.kind == "train" and self._due(plan)):
             return
         if self.protocol.on == "shared":
-            self._score_shared(server, scores)
+            if plan.kind != "adapt":  # which leaves the server as it was
+                self._score_shared(Round(self.program, plan, server), scores)
             return
         r = Round(self.program, plan, server)
         everybody = list(range(self.program.clients))
@@ -81,6 +83,8 @@ class Evaluator:
         return plan.t % config.eval_every == 0 or plan.t == config.rounds
 
     def _moments_after(self, plan: Plan) -> tuple[Moment, ...]:
+        if plan.kind == "adapt":
+            return ()  # it makes the final models, which are scored inside, and changes no other
         moments = self._moments - {"trained", "final"}
         if self.protocol.moment == "final" and plan.kind == "train":
             moments.add("received")  # the curve of a method that adapts only at the end
@@ -103,9 +107,12 @@ class Evaluator:
             for at, score in found.items():
                 scores.at[prefix + at][cid] = score
 
-    def _score_shared(self, server: State, scores: Scores) -> None:
-        state, net = global_state(self.program, server), self.program.nets[0]
-        for i, split in enumerate(self.experiment.data.shared_tests.values()):
-            with rng_scope(self.program.seed, "evaluate", SHARED, i):
-                found = score_rows(self.program, net, split, state, "global")
-            scores.at[f"{SHARED}/{self.protocol.split}"][i] = found
+    def _score_shared(self, r: Round, scores: Scores) -> None:
+        """The global model on every shared test set."""
+        tests = range(len(self.experiment.data.shared_tests))
+        message = Down(r.plan, {METHOD: r.server[METHOD]})
+        jobs = (Job(shared_test_id(i), message, None) for i in tests)
+        for cid, found in self.engine.evaluate(jobs, Ask(("received",), ("test",), "global")):
+            scores.at[f"{SHARED}/{self.protocol.split}"][shared_test_id(cid)] = found[
+                "received/test"
+            ]

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,7 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
+from fedloom.data import FederatedData, picture
 from fedloom.runs.compare import Comparison
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.scores import Record
@@ -27,7 +30,7 @@ class Bar:
 
     def __init__(self, console: Console, runs: int = 1) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[status]}"),
@@ -41,8 +44,7 @@ class Bar:
             self._all = self._progress.add_task("all runs", total=float(runs), status="")
 
     def __enter__(self) -> Self:
-        self._progress.start()
-        return self
+        return self  # the first run that begins starts it: an error before shows no bar
 
     def __exit__(
         self,
@@ -50,10 +52,13 @@ class Bar:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._progress.live.is_started:
+            self._progress.stop()
 
-    def watcher(self, label: str) -> BarWatcher:
-        """Watches one run on this bar."""
+    def watcher(self, label: str, done: int = 0) -> BarWatcher:
+        """Watches one run on this bar, `done` runs being over."""
+        if self._all is not None:
+            self._progress.update(self._all, completed=done)
         return BarWatcher(self._progress, label, self._all)
 
 
@@ -66,6 +71,7 @@ class BarWatcher:
         self._share = 0.0
 
     def begun(self, experiment: Experiment, done: int) -> None:
+        self._progress.start()
         total = len(experiment.plans)
         self._share = 1 / total
         self._line = self._progress.add_task(self._label, total=total, completed=done, status="")
@@ -100,7 +106,7 @@ def newest_accuracy(record: Record) -> float | None:
 
 def summary_table(summary: Record) -> Table:
     """One run, readable."""
-    table = Table(title=summary["method"], show_header=False)
+    table = Table(title=Text(summary["method"]), show_header=False)
     spread = f"± {100 * summary['accuracy_std']:.2f} over clients"
     table.add_row("accuracy", f"{100 * summary['accuracy']:.2f} % {spread}")
     table.add_row("worst 10 % of clients", f"{100 * summary['worst_decile']:.2f} %")
@@ -112,7 +118,7 @@ def summary_table(summary: Record) -> Table:
     table.add_row("seconds", f"{summary['seconds']:.1f}")
     table.add_row("state", summary["state_sha256"][:16])
     if summary["run"]:
-        table.add_row("run", summary["run"])
+        table.add_row("run", Text(summary["run"], overflow="fold"))
     return table
 
 
@@ -120,15 +126,15 @@ def comparison_table(comparison: Comparison) -> Table:
     """Methods side by side; the best mean in bold."""
     seeds = len(comparison.rows[0].summaries)
     table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
-    table.add_column("method")
-    for head in ("accuracy %", "worst 10 % of clients", "MB sent per client", "seconds"):
-        table.add_column(head, justify="right")
+    table.add_column("method", overflow="fold")
+    for head in ("accuracy %", "worst tenth\nof clients %", "MB sent\nby a client", "seconds"):
+        table.add_column(head, justify="right", no_wrap=True)
     best = max(row.over_seeds("accuracy")[0] for row in comparison.rows)
     for row in comparison.rows:
         mean, deviation = row.over_seeds("accuracy")
         worst, worst_deviation = row.over_seeds("worst_decile")
         table.add_row(
-            row.label,
+            Text(row.label),
             f"{100 * mean:.2f} ± {100 * deviation:.2f}",
             f"{100 * worst:.2f} ± {100 * worst_deviation:.2f}",
             f"{row.megabytes:.2f}",
@@ -136,6 +142,23 @@ def comparison_table(comparison: Comparison) -> Table:
             style="bold" if mean == best else "",
         )
     return table
+
+
+def partition_table(data: FederatedData, console: Console) -> Table:
+    """Clients by classes, or, where the terminal is too narrow for that, what they come to."""
+    whole = picture.table(data)
+    unbounded = console.options.update(max_width=100_000)
+    if Measurement.get(console, unbounded, whole).minimum <= console.width:
+        return whole
+    short = Table(title=whole.title, caption="--out saves the plot of all clients and classes")
+    for head in ("client", "samples", "classes", "most frequent"):
+        short.add_column(head, justify="left" if head == "most frequent" else "right")
+    names = data.source.class_names
+    for cid, row in enumerate(data.counts()):
+        most = sorted((c for c in range(len(row)) if row[c]), key=lambda c: (-row[c], c))[:3]
+        shown = ", ".join(f"{names[c]} {row[c]}" for c in most)
+        short.add_row(str(cid), str(row.sum()), str(int((row > 0).sum())), Text(shown))
+    return short
 
 
 def _mb(count: int) -> str:

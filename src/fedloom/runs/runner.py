@@ -57,6 +57,7 @@ class Runner:
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
         self._saved = -1
+        self._whole = True
         self._journal: Journal | None = None
         self._checkpoints: Checkpoints | None = None
 
@@ -149,6 +150,7 @@ class Runner:
             yield Job(cid, down, self.clients.get(cid))
 
     def _commit(self, record: Record, server: State, kept: dict[int, State]) -> None:
+        self._whole = False  # Ctrl-C may come between any two of these lines
         self.server = server
         self.clients |= kept
         self._changed |= kept.keys()
@@ -158,6 +160,7 @@ class Runner:
         self.records.append(record)
         if self._journal is not None:
             self._journal.append(record)
+        self._whole = True
         if self.done % self.experiment.config.checkpoint_every == 0:
             self._checkpoint()
         for watcher in self.watchers:
@@ -176,7 +179,10 @@ class Runner:
         self._journal = None
 
     def _checkpoint(self) -> None:
+        """Save, unless that is done; or a round was torn, and the checkpoint before it counts."""
         if self._checkpoints is None or self._journal is None or self._saved == self.done:
+            return
+        if not self._whole:
             return
         snapshot = Snapshot(
             step=self.done,

@@ -43,7 +43,7 @@ def result(protocol: Protocol, method: Method, records: list[Record]) -> Record:
     """
     moment: str = "shared" if protocol.on == "shared" else protocol.moment_of(method)
     if protocol.clients == "new":
-        moment = "newcomers/adapted"
+        moment = f"newcomers/{'received' if protocol.moment == 'received' else 'adapted'}"
     at = f"{moment}/{protocol.split}"
     scored = [r for r in records if at in r.get("scores", {})]
     if not scored:
@@ -77,7 +77,7 @@ def _average(stats: list[Record], value: str) -> Record:
 
 
 def _best_of_each_client(stats: list[Record], value: str) -> Record:
-    ids = stats[-1]["clients"]
-    best = [max(s["clients"][i] for s in stats if i in s["clients"]) for i in ids]
-    found = summarize(best, [stats[-1]["n"][i] for i in ids])
+    n = {i: rows for s in stats for i, rows in s["n"].items()}
+    best = [max(s["clients"][i] for s in stats if i in s["clients"]) for i in n]
+    found = summarize(best, list(n.values()))
     return _average([found], value)
