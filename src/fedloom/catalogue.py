@@ -66,7 +66,8 @@ def _arguments(entry: Callable[..., Any]) -> list[str]:
     hidden = {"opt", "terms"}
     if isinstance(entry, type):
         return [f"{f.name}={f.default!r}" for f in fields(entry) if f.name not in hidden]
-    return [f"{p.name}={p.default!r}" for p in inspect.signature(entry).parameters.values()]
+    taken = inspect.signature(entry).parameters.values()
+    return [str(p) if p.default is p.empty else f"{p.name}={p.default!r}" for p in taken]
 
 
 def _methods() -> list[Entry]:

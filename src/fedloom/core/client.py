@@ -6,8 +6,8 @@ from fedloom.core.evaluate import FINAL, Ask, Moment, adapt, score_client
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.rng import rng_scope
-from fedloom.core.site import CPU, Site, Visit
-from fedloom.core.tree import State, clone_state, to_device
+from fedloom.core.site import Site, Visit
+from fedloom.core.tree import State, plain_state
 from fedloom.errors import LeakError
 
 _Marks = dict[tuple[str, str], tuple[int, int]]
@@ -38,7 +38,7 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
     check_upload(site, up)
     check_kept(site)
     kept = {name: tree for name, tree in site.own.items() if tree}
-    up, kept = (clone_state(to_device(state, CPU)) for state in (up, kept))
+    up, kept = plain_state(up), plain_state(kept)
     if site.mean_loss is not None:
         metrics = {"loss": site.mean_loss, **metrics}
     return Up(up, len(visit.data.train), metrics), kept

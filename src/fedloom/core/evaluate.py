@@ -19,7 +19,7 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.site import SCAN_ROWS, Site, Visit
-from fedloom.core.tree import State, to_device
+from fedloom.core.tree import State, place, place_state
 from fedloom.errors import BadInput
 
 Moment = Literal["received", "trained", "adapted", "final"]
@@ -130,7 +130,7 @@ def score_rows(
     device = next(iter(state[METHOD].values())).device
     found: dict[str, list[Tensor]] = defaultdict(list)
     for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
-        x = split.x(rows).to(device)
+        x = place(split.x(rows), device)
         found[""].append(predictor.predict(method, net, state, x).cpu())
         for name, probs in (method.views(net, state, x) if personal else {}).items():
             found[f"_{name}"].append(probs.cpu())
@@ -150,11 +150,11 @@ def global_state(program: Program, server: State) -> State:
 def _model_at(visit: Visit, moment: Moment, model: str) -> State:
     method = visit.program.method
     if model == "global":
-        return to_device(global_state(visit.program, visit.down.state), visit.device)
+        return place_state(global_state(visit.program, visit.down.state), visit.device)
     if moment == "final":
         if not (final := kept_final(visit.own or {})):
             raise BadInput(f"client {visit.cid} has no final model; it has not been adapted yet")
-        return to_device(final, visit.device)
+        return place_state(final, visit.device)
     site = Site(visit)
     if moment == "trained" or (moment == "adapted" and site.newcomer and not method.adapt):
         method.local(site)

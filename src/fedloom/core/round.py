@@ -37,7 +37,9 @@ class Round:
         """What `aggregate` wants in the journal: plain values by the part's name."""
         self._sums: dict[str, WeightedSum] = {}
         self._waiting: dict[int, Up | None] = {}
-        self._order = iter(sorted(cohort))
+        self.cohort = sorted(cohort)
+        """Who is asked in this round; empty where a server's state is only evaluated."""
+        self._order = iter(self.cohort)
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
         self._part_of = {name: parts[part] for name, part in program.writers().items()}

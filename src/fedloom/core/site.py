@@ -18,7 +18,7 @@ from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
-from fedloom.core.tree import State, Tree, clone, clone_state, to_device
+from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
 from fedloom.errors import TrainingError
 
 SCAN_ROWS = 512
@@ -77,8 +77,8 @@ class Site:
         self.task: Task = self.program.task
         self.net: Net = self.program.net(self.cid)
         self.shared: frozenset[str] = self.program.shared(self.cid)
-        self.down = to_device(visit.down.state, self.device)
-        self.own: State = clone_state(to_device(visit.own or {}, self.device))
+        self.down = place_state(visit.down.state, self.device)
+        self.own: State = clone_state(place_state(visit.own or {}, self.device))
         self.memo: dict[Hashable, Any] = {}
         self.travel: dict[str, float] = {}
         self.steps = 0
@@ -90,7 +90,7 @@ class Site:
         self._loop: _Loop | None = None
         if visit.own is None:
             for part in self.method.parts:
-                self.own |= to_device(part.client_init(self), self.device)
+                self.own |= place_state(part.client_init(self), self.device)
         self.received: Tree = self.method.receive(self)
         self.w: Tree = clone(self.received)
 
@@ -99,7 +99,7 @@ class Site:
     @property
     def start(self) -> Tree:
         """Where a second model of this client begins."""
-        initial = to_device({METHOD: self.net.tree()}, self.device)[METHOD]
+        initial = place_state({METHOD: self.net.tree()}, self.device)[METHOD]
         return clone({**initial, **self.down.get(METHOD, {})})
 
     @property
@@ -158,7 +158,7 @@ class Site:
         tree = self.w if w is None else w
         rows = torch.split(torch.arange(len(split)), SCAN_ROWS)
         return torch.cat(
-            [self.net(tree, split.x(i).to(self.device), want=stage)[stage] for i in rows]
+            [self.net(tree, place(split.x(i), self.device), want=stage)[stage] for i in rows]
         )
 
     # ------------------------------------------------------------------ the loop
@@ -232,7 +232,7 @@ class Site:
         order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
         for batches in schedule.epochs(len(train), order):
             for idx in batches:
-                x, y = train.x(idx, augment).to(self.device), train.y[idx].to(self.device)
+                x, y = place(train.x(idx, augment), self.device), train.y[idx].to(self.device)
                 b = Batch(x, y, idx, y)
                 if plain:
                     self.apply(self.grad(b))

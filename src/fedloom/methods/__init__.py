@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, Field, fields
 from functools import reduce
 from inspect import signature
@@ -9,7 +10,7 @@ from inspect import signature
 from fedloom.core.method import Method
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
-from fedloom.expression import Call, parse
+from fedloom.expression import Call, literal, parse
 from fedloom.registry import Registry
 
 register = Registry("method", "fedloom.methods")
@@ -23,6 +24,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "None": (type(None),),
 }
+_CHOICE = re.compile(r"Literal\[(.*)\]( \| None)?")
 
 
 def parse_method(text: str) -> Method:
@@ -56,7 +58,10 @@ def _build(call: Call) -> Term:
 
 
 def _fits(value: object, annotation: object) -> bool:
-    """Is it of the declared type, as far as that is a plain one? Whole numbers are floats too."""
+    """Is it of the declared type, as far as that is a plain one or a choice of words? Whole
+    numbers are floats too."""
+    if choice := _CHOICE.fullmatch(_type_name(annotation)):
+        return value in literal(f"({choice[1]},)") or (value is None and bool(choice[2]))
     names = {name.strip() for name in _type_name(annotation).split("|")}
     if not names <= _PLAIN.keys():
         return True

@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch
 import torch.nn.functional as F
-from torch import nn
 
 from fedloom.core.term import Term
+from fedloom.errors import BadInput
 from fedloom.methods import register
+from fedloom.models.layers import Translation
+from fedloom.ops import once
+from fedloom.ops.family import family
 from fedloom.ops.noise import perturb
 
-
-class Translation(nn.Module):
-    """Adds one trainable vector to every representation, zero at the start."""
-
-    def __init__(self, shape):
-        super().__init__()
-        self.vector = nn.Parameter(torch.zeros(shape))
-
-    def forward(self, z):
-        return z + self.vector
+STRENGTHS = {"cnn": (50.0, 1.0), "batch_norm": (1.0, 0.1), "text": (0.1, 1.0), "other": (1.0, 1.0)}
+"""kappa and mu by the network's family (C.2)."""
 
 
 @register
@@ -30,14 +24,11 @@ class Translation(nn.Module):
 class PRBM(Term):
     """Personalized representation bias memory (DBE, Zhang et al., NeurIPS 2023, section 4.2).
 
-    ::
+    z = f(x) + z_p (eq. 4): z_p, zero at the start, is trained with the model and stays with the
+    client; it is never reset and never decayed.
 
-        z = f(x) + z_p                      eq. (4): z_p is trained with the model, stays with the
-                                            client, is never reset and never decayed
-
-    Hyper-parameters: `at`, the stage it follows: None is the network's representation (before
-    the last layer), "conv2" of `cnn4(stages=fine)` a position of the paper's Table 1; z_p then
-    has an entry per channel and position.
+    Hyper-parameters: `at`, the stage it follows: None, the network's representation, or a place
+    of Table 1, "conv2" of `cnn4(stages=fine)`; z_p has an entry per channel and position then.
 
     Deviations: none. The published code trains z_p with a second optimiser of the same rate.
 
@@ -52,7 +43,9 @@ class PRBM(Term):
 
     def extend(self, net, clients):
         stage = self.at or net.representation
-        net.insert(self.name, Translation(net.shape_of(stage)), after=stage)
+        if stage == net.logits:
+            raise BadInput(f"prbm: at={stage!r} is the last stage; name an earlier one")
+        net.insert(self.name, Translation(net.shape_of(stage)), after=stage)  # eq. (4)
 
 
 @register
@@ -65,20 +58,19 @@ class MeanRegularization(Term):
         before FL  every client trains one epoch without DBE and reports the mean of f(x) over
                    its data; the server's z_g = sum_i n_i/n mean_i; the weights are thrown away
         each step  m <- (1 - mu) m + mu mean_batch f(x), m = 0 at the start of a round    eq. (9)
-                   loss += kappa * MSE(m, z_g)                                            eq. (8)
-
-    The gradient flows through the batch's share of m only.
+                   loss += kappa * MSE(m, z_g), gradient by the batch's share of m only   eq. (8)
 
     Hyper-parameters: `kappa`, `mu` None: by the network's family, 50 and 1.0 (CNNs), 1 and 0.1
     (BatchNorm networks; the paper's ResNet-18), 0.1 and 1.0 (text), 1 and 1.0 (others, not in the
     paper). `at` the stage, None: the representation. `noise_scale`, `noise_weight`: the paper's s
     and q (Table 3) of Gaussian noise on the reported means.
 
-    Deviations: the published code halves the MSE (`half=True`) and reports the running mean m of
+    Deviations: the published code halves the MSE (`half=True`), reports the running mean m of
     that first training instead of a clean pass over the data (`mean="running"`; with mu = 1 that
-    is the mean of the last batch).
+    is the mean of the last batch) and trains then as long as in a round (`init_epochs=None`).
+    Phases that state their own epochs (FedRep's) keep them there.
 
-    Leaves the client: the mean of its representations, once.
+    Leaves the client: the mean of its representations, once. z_g comes to it once, and is kept.
 
     >>> MeanRegularization(kappa=5.0).before
     ('mean',)
@@ -86,52 +78,53 @@ class MeanRegularization(Term):
 
     name: ClassVar[str] = "mean_regularization"
     before: ClassVar[tuple[str, ...]] = ("mean",)
+    gathers: ClassVar[bool] = True
     kappa: float | None = None
     mu: float | None = None
     at: str | None = None
     mean: Literal["data", "running"] = "data"
     half: bool = False
+    init_epochs: int | None = 1
     noise_scale: float = 0.0
     noise_weight: float = 0.0
 
-    def stage(self, net):
-        return self.at or net.representation
-
-    def strengths(self, net):
-        """kappa and mu, by the network's family where they are not given."""
-        kappa, mu = 1.0, 1.0
-        if net.input_dtype == torch.int64:
-            kappa = 0.1
-        elif net.match("@bn"):
-            mu = 0.1
-        elif any(isinstance(m, nn.Conv2d) for m in net.modules()):
-            kappa = 50.0
-        return kappa if self.kappa is None else self.kappa, mu if self.mu is None else self.mu
-
-    def server_init(self, r):
-        return {self.name: {"mean": torch.zeros(r.net.shape_of(self.stage(r.net)))}}
-
     def special(self, s):
-        s.opt = replace(s.opt, epochs=1, steps=None)  # Alg. 1 line 2: one epoch without DBE
-        if self.mean == "running":
-            s.terms = (replace(self, kappa=0.0),)
-        s.method.local(s)
-        clean = self.mean == "data"
-        found = s.scan(self.stage(s.net)).mean(0) if clean else s.memo[self.name, "model"]
-        noisy = perturb(found, self.noise_scale, self.noise_weight, s.gen("noise"))
-        return {self.name: {"mean": noisy}}
+        if self.init_epochs is not None:
+            s.opt = replace(s.opt, epochs=self.init_epochs, steps=None)
+        running = self.mean == "running"
+        s.terms = (self,) if running else ()  # without a z_g it only follows m
+        s.method.local(s)  # Alg. 1 line 2
+        stage = self.at or s.net.representation
+        z = s.memo[self.name, "model"] if running else s.scan(stage).mean(0)
+        noise = (self.noise_scale, self.noise_weight, s.gen("noise"))
+        return {self.name: {"mean": perturb(z, *noise)}}
+
+    def send(self, r, cid):
+        return once.give(r, self.name, cid)
 
     def loss(self, b, s):
-        at = (self.name, s.training)
-        if at not in s.memo:
+        if (at := (self.name, s.training)) not in s.memo:
             s.memo[at], s.memo[self.name] = 0.0, self.strengths(s.net)
         kappa, mu = s.memo[self.name]
-        running = mu * b.out[self.stage(s.net)].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
-        s.memo[at] = running.detach()
-        return (kappa / 2 if self.half else kappa) * F.mse_loss(running, s.down[self.name]["mean"])
+        m = mu * b.out[self.at or s.net.representation].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
+        s.memo[at] = m.detach()
+        z_g = once.at_hand(s, self.name)
+        gap = F.mse_loss(m, z_g["mean"]) if z_g else 0.0
+        return kappa * (gap / 2 if self.half else gap)  # eq. (8)
+
+    def finish(self, s):
+        return once.keep(s, self.name)
+
+    def weight(self, r, cid, up):
+        return float(up.n)  # Alg. 1 line 3, also where the method weighs clients alike
 
     def aggregate(self, r):
-        return {self.name: r.mean(self.name)} if r.plan.kind == "special" else {}  # Alg. 1 line 3
+        first = r.plan.kind == "special"
+        return {self.name: once.made(r.mean(self.name), r) if first else once.noted(r, self.name)}
+
+    def strengths(self, net):
+        usual = STRENGTHS[family(net)]
+        return [v if x is None else x for x, v in zip((self.kappa, self.mu), usual, strict=True)]
 
 
 @register
@@ -141,17 +134,17 @@ def DBE(
     at: str | None = None,
     mean: Literal["data", "running"] = "data",
     half: bool = False,
+    init_epochs: int | None = 1,
     noise_scale: float = 0.0,
     noise_weight: float = 0.0,
 ) -> tuple[Term, ...]:
     """Domain bias eliminator (Zhang et al., NeurIPS 2023): PRBM + MeanRegularization.
 
-    Goes on any method: `fedavg + dbe`, `scaffold + dbe(kappa=1)`. See `prbm` and
-    `mean_regularization`, which also work alone (Table 2). `half=true, mean=running` are the
-    published code's readings.
+    Goes on any method; see `prbm` and `mean_regularization`, which also work alone (Table 2).
+    `half=true, mean=running, init_epochs=none` are the published code's readings.
 
     >>> [term.name for term in DBE(kappa=50.0)]
     ['prbm', 'mean_regularization']
     """
-    regularise = MeanRegularization(kappa, mu, at, mean, half, noise_scale, noise_weight)
-    return PRBM(at), regularise
+    by = (kappa, mu, at, mean, half, init_epochs, noise_scale, noise_weight)
+    return PRBM(at), MeanRegularization(*by)

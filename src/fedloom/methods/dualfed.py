@@ -11,6 +11,7 @@ from torch import nn
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase
+from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.contrastive import supervised_contrast
 
@@ -18,7 +19,7 @@ from fedloom.ops.contrastive import supervised_contrast
 def projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.Sequential:
     """`depth` linear layers, ReLU and BatchNorm between them, BatchNorm last."""
     sizes = [width, *[hidden] * (depth - 1), width]
-    layers: list[nn.Module] = []
+    layers: list[nn.Module] = [nn.Flatten()]
     for i, (a, b) in enumerate(pairwise(sizes)):
         layers.append(nn.Linear(a, b))
         if i < depth - 1:
@@ -45,12 +46,14 @@ class DualFed(Method):
     DomainNet are not published. `depth` 2, `hidden` 256, `batch_norm`: the projector (Table 5).
     `training` "stagewise", "simultaneous" (Table 4), or "alternating" epoch by epoch.
     `position="post"` puts h_s behind the projector: DualFed-P; with
-    `shared="* !personal_head.* !@stats"` DualFed-G (Table 6). Other values of `shared` are the
-    rows of Table 7: "* !@stats" all global, "" all personal.
+    `shared="* !personal_head.* !@stats"` DualFed-G (Table 6). Rows of Table 7 by `shared`:
+    "* !projector.* !personal_head.* !head.* !@stats" encoder only, the default,
+    "* !@stats" all global, "* !personal_head.* !@stats" all but h_p, "" all personal.
 
     Deviations: `ensemble="logits"`: the code adds logits; `frozen_eval=False`: its frozen encoder
-    goes on updating BatchNorm statistics in stage 2. The sentence of section 4.1 that puts h_s
-    after the projector contradicts eq. (3): before it is.
+    goes on updating BatchNorm statistics in stage 2. Losses are means over a batch, as in the
+    code; eq. (6) and (9) are sums, eq. (7) is over all samples. The sentence of section 4.1 that
+    puts h_s after the projector contradicts eq. (3): before it is.
 
     Leaves the client: encoder (without running statistics) and global classifier.
 
@@ -72,16 +75,24 @@ class DualFed(Method):
     ensemble: Literal["probabilities", "logits"] = "probabilities"
     frozen_eval: bool = True
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.depth < 1:
+            raise BadInput(f"the projector's depth is 1 or more, not {self.depth}")
+
     @property
     def phases(self):
         if self.training == "simultaneous":
             return (Phase("both"),)
         once = 1 if self.training == "alternating" else None
-        pair = (
+        return (
             Phase("personal", "* !head.*", epochs=once),
             Phase("global", "head.*", epochs=once, frozen_eval=self.frozen_eval),
         )
-        return pair * (self.opt.epochs if self.training == "alternating" else 1)
+
+    def local(self, s):
+        for _ in range(s.opt.epochs if self.training == "alternating" else 1):
+            super().local(s)
 
     def extend(self, net, clients):
         width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
@@ -95,7 +106,9 @@ class DualFed(Method):
         phase, loss = s.phase.name, 0.0
         if phase != "global":
             loss = s.task.loss(b.out["personal_head"], b.target)  # eq. (6)
-            loss = loss + self.lam * supervised_contrast(b.out["projector"], b.y, self.tau)
+            if self.lam:
+                contrast = supervised_contrast(b.out["projector"], b.y, self.tau)
+                loss = loss + self.lam * contrast  # eq. (7), (8)
         if phase != "personal":
             loss = loss + s.task.loss(b.out["head"], b.target)  # eq. (9)
         return loss
@@ -107,8 +120,7 @@ class DualFed(Method):
         return (F.softmax(out["head"], -1) + F.softmax(out["personal_head"], -1)) / 2  # eq. (5)
 
     def views(self, net, state, x):
+        """Each head alone."""
         out = net(state["model"], x)
-        return {k: F.softmax(out[stage], -1) for k, stage in _HEADS.items()}
-
-
-_HEADS = {"global_head": "head", "personal_head": "personal_head"}
+        heads = {"global_head": "head", "personal_head": "personal_head"}
+        return {name: F.softmax(out[stage], -1) for name, stage in heads.items()}

@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fedloom.core.term import Term
+from fedloom.errors import BadInput
 from fedloom.methods import register
+from fedloom.models.layers import perceptron
+from fedloom.ops import once
+from fedloom.ops.ascent import ascend
 from fedloom.ops.contrastive import pair_contrast
-from fedloom.ops.pseudo_data import proxy_images, sample_means
+from fedloom.ops.pseudo_data import mixed, pooled, proxy_images, sample_means
 
 
 @register
@@ -33,14 +36,15 @@ class FedBR(Term):
     each averaged at every step with `mix` images of the batch, labels alike (eq. 4).
 
     Hyper-parameters: `lam` 1.0 (0.1 CIFAR-10, PACS), `mu` 0.5, `tau1` = `tau2` = 2.0, `of` 10
-    (not in the paper), `images` None: as many as a batch. Use local steps (`steps=50,
-    replacement=true`). `refresh`: new pseudo-images each round (the paper) or once; `balanced`:
-    classes drawn alike (Figure 6d). Ablations: lam=0 or mu=0 leave one component (Table 4),
-    `max_step=False`, `projection="none"` (Figure 6a).
+    (not in the paper), `images` None: as many as a batch; uniform weights, local steps (`steps=50,
+    replacement=true`). `refresh`: new pseudo-images each round (the paper) or sent once;
+    `balanced`: classes drawn alike (Figure 6d). Ablations: lam=0 or mu=0 leave one component,
+    `max_step=False` (Table 4), `projection=None` (Figure 6a).
 
-    Deviations: the code multiplies by tau (`multiply=True`), uses a projection of width 2d and
-    output d (`projection="published"`; the paper 256 and 128) and draws pseudo-images once. With
-    "mixture" it compares phi_g on the first step's mixture; here both see the same input.
+    Deviations: the code multiplies by tau (`multiply=True`), projects to width 2d and output d
+    (`projection="published"`; the paper 256 and 128), draws pseudo-images once, and takes phi_g
+    of the first step's mixture; here both see the same input. theta takes plain steps, whatever
+    the momentum; BatchNorm statistics are of real images only.
 
     Leaves the client: theta, and with "rsm" means of `of` training images.
 
@@ -52,7 +56,7 @@ class FedBR(Term):
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     train: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
-    before: ClassVar[tuple[str, ...]] = ("pseudo",)
+    refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
     lam: float = 1.0
     mu: float = 0.5
     tau1: float = 2.0
@@ -66,95 +70,81 @@ class FedBR(Term):
     mix: int = 1
     max_step: bool = True
     multiply: bool = False
-    projection: Literal["paper", "published", "none"] = "paper"
+    projection: Literal["paper", "published"] | None = "paper"
+
+    def __post_init__(self):
+        if not self.multiply and min(self.tau1, self.tau2) <= 0:
+            raise BadInput("fedbr divides by tau1 and tau2: make both positive, or set multiply")
 
     def extend(self, net, clients):
+        if not net.input_dtype.is_floating_point:
+            raise BadInput("fedbr averages inputs, and this network reads token ids")
         d = net.shape_of(net.representation).numel()
-        width, out = (256, 128) if self.projection == "paper" else (2 * d, d)
-        layers = [nn.Linear(d, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
-        made = nn.Sequential(nn.Flatten(), *layers, nn.Linear(width, out))
-        net.add(self.name, nn.Identity() if self.projection == "none" else made, reads=None)
+        projection = perceptron(d, *((256, 128) if self.projection == "paper" else (2 * d, d)))
+        net.add(self.name, nn.Identity() if self.projection is None else projection, reads=None)
 
-    # ------------------------------------------------------------------ pseudo-data
+    @property
+    def before(self):  # type: ignore[override]
+        return ("pseudo",) if self.pseudo == "rsm" else ()  # a proxy set asks no client
 
-    def special(self, s):
-        return self._uploaded(s)
+    def server_init(self, r):
+        return {} if self.pseudo == "rsm" else self._drawn(r)
 
-    def finish(self, s):
-        return self._uploaded(s) if self.refresh else {}
+    def send(self, r, cid):
+        state = once.give(r, self.name, cid)
+        if self.pseudo == "rsm" and (self.refresh or r.plan.kind == "special"):
+            share = -(-(self.images or r.method.opt.batch) // max(1, len(r.cohort)))
+            state = {self.name: {**state.get(self.name, {}), "share": torch.tensor(share)}}
+        return state
 
-    def _uploaded(self, s):
-        """Algorithm 2: this client's share of the pseudo-images."""
-        if self.pseudo == "mixture":
-            return {}
-        count = -(-self._batch(s.method) // s.plan.clients)
-        gen = s.gen(self.name)
-        x = sample_means(s.data.train, count, self.of, gen, self.balanced)
-        return {self.name: {"x": x}}
-
-    def aggregate(self, r):
-        if r.plan.kind != "special" and not self.refresh:
-            return {}
-        count, gen = self._batch(r.method), r.gen(self.name)
-        if self.pseudo == "mixture":
-            return {self.name: {"x": proxy_images(self.proxy, r.net.shape, count, self.of, gen)}}
-        x = torch.cat([up.state[self.name]["x"] for up in r.ups.values()])
-        return {self.name: {"x": x[torch.randperm(len(x), generator=gen)[:count]]}}
-
-    def _batch(self, method):
-        return self.images or method.opt.batch
-
-    def _pseudo_batch(self, b, s):
-        """Pseudo-images and their soft labels at this step."""
-        x, k = s.down[self.name]["x"], s.data.classes
-        y = torch.full((len(x), k), 1 / k, device=x.device)
-        if self.pseudo == "rsm" or not self.mix:
-            return x, y
-        gen = s.memo.setdefault((self.name, "mix"), s.gen((self.name, "mix")))
-        rows = torch.randint(len(b.y), (len(x), self.mix), generator=gen)
-        labels = F.one_hot(b.y, k).to(x.dtype)
-        x = (x + b.x[rows].sum(1)) / (self.mix + 1)  # eq. (4)
-        return x, (y + labels[rows].sum(1)) / (self.mix + 1)
-
-    # ------------------------------------------------------------------ the game
+    def special(self, s):  # Algorithm 2: this client's share of D_p
+        count, gen = int(s.down[self.name]["share"]), s.gen(self.name)
+        return {self.name: {"x": sample_means(s.data.train, count, self.of, gen, self.balanced)}}
 
     def loss(self, b, s):
-        if not self.lam and not self.mu:
+        x, k = once.at_hand(s, self.name).get("x"), s.data.classes
+        if x is None or not (self.lam or self.mu):
             return 0.0
-        x, y = self._pseudo_batch(b, s)
-        out = s.net(s.w, x, train=s.modes)
+        y = torch.full((len(x), k), 1 / k, device=x.device)
+        if mixing := self.pseudo == "mixture" and self.mix > 0:
+            gen = s.memo.setdefault(self.name, s.gen(self.name))
+            x, y = mixed(x, y, (b.x, b.target), self.mix, gen)  # eq. (4)
+        statistics = {key: s.w[key].clone() for key in s.net.match("@stats")}
+        out = s.net({**s.w, **statistics}, x, train=s.modes)
         loss = self.lam * s.task.loss(out[s.net.logits], y) if self.lam else 0.0  # component 1
         if self.mu:
             stage = s.net.representation
-            z_p, z = out[stage].flatten(1), b.out[stage].flatten(1)
-            z_g = self._received_features(x, s)
-            if self.max_step and self.projection != "none":
-                self._ascend(s, z_p.detach(), z_g, z.detach())
-            loss = loss + self.mu * self._contrast(s, z_p, z_g, z)  # component 2
+            if mixing or (self.name, "phi_g") not in s.memo:  # or the same images all round
+                with torch.no_grad():
+                    s.memo[self.name, "phi_g"] = s.net(s.received, x, want=stage)[stage]
+            three = (out[stage], s.memo[self.name, "phi_g"], b.out[stage])
+            if self.max_step and self.projection:
+                theta = [s.w[key] for key in s.net.match(f"{self.name}.*")]  # line 8
+                ascend(lambda: self._contrast(s, *(z.detach() for z in three)), theta, s.lr)
+            loss = loss + self.mu * self._contrast(s, *three)  # component 2
         return loss
 
-    def _received_features(self, x, s):
-        """phi_g(x_p); unmixed pseudo-images are the same all round, so once."""
-        if self.name in s.memo and (self.pseudo == "rsm" or not self.mix):
-            return s.memo[self.name]
-        stage = s.net.representation
-        with torch.no_grad():
-            s.memo[self.name] = s.net(s.received, x, want=stage)[stage].flatten(1)
-        return s.memo[self.name]
-
-    def _contrast(self, s, z_p, z_g, z):
+    def _contrast(self, s, *three):
         """Equations (5)-(7), pseudo-image j against image j of the batch."""
-        n = min(len(z_p), len(z))
-        z_p, z_g, z = (s.net.stage(s.w, self.name, v[:n], train=True) for v in (z_p, z_g, z))
+        n = min(map(len, three))
+        z_p, z_g, z = (s.net.stage(s.w, self.name, v[:n].flatten(1), train=True) for v in three)
         scales = (self.tau1, self.tau2) if self.multiply else (1 / self.tau1, 1 / self.tau2)
         return pair_contrast(z_p, z_g, z, *scales)
 
-    def _ascend(self, s, z_p, z_g, z):
-        """Line 8: one ascent step on theta alone."""
-        theta = [v.requires_grad_() for k, v in s.w.items() if k.startswith(f"{self.name}.")]
-        up = torch.autograd.grad(self._contrast(s, z_p, z_g, z), theta)
-        with torch.no_grad():
-            for v, g in zip(theta, up, strict=True):
-                v.add_(g, alpha=s.lr)
-        for v in theta:
-            v.requires_grad_(False)
+    def finish(self, s):
+        if not self.refresh:
+            return once.keep(s, self.name)
+        return self.special(s) if self.pseudo == "rsm" else {}
+
+    def aggregate(self, r):
+        new = self.refresh or r.plan.kind == "special"
+        return self._drawn(r) if new else {self.name: once.noted(r, self.name)}
+
+    def _drawn(self, r):
+        count, gen = self.images or r.method.opt.batch, r.gen(self.name)
+        if self.pseudo == "mixture":
+            x = proxy_images(self.proxy, r.net.shape, count, self.of, gen)  # Algorithm 3
+        else:
+            shares = [up.state[self.name]["x"] for up in r.ups.values()]
+            x = pooled(shares, r.server.get(self.name, {}).get("x"), count, gen)
+        return {self.name: once.made({"x": x}, r)}

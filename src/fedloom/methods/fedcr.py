@@ -12,8 +12,9 @@ from torch import nn
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase
+from fedloom.errors import BadInput
 from fedloom.methods import register
-from fedloom.models.gaussian import Gaussian, Sample
+from fedloom.models.gaussian import SMALLEST, Gaussian, Sample
 from fedloom.ops.gaussian import kl_diagonal, product_of_experts
 from fedloom.ops.prototypes import class_sums
 
@@ -35,8 +36,8 @@ class FedCR(Method):
 
     Hyper-parameters: `beta` 0.0005 (0.001 CIFAR-100 non-iid_2); `dim` V 256 (512 FMNIST and
     CIFAR-100); `samples` S 18; `tau` 1.0; `adapt_epochs` 10. `shared=""` is section 4.4: only
-    Gaussians travel, bodies may differ. `sigma` fixes the standard deviation (0: deterministic,
-    with beta = 0 this is FedPer).
+    Gaussians travel, bodies may differ. `sigma` fixes the standard deviation; 0, which needs
+    beta = 0, is FedPer with one linear layer more.
 
     Deviations: eq. (9) writes the prior once per client, eq. (6) and the code once: once.
     `likelihood="mean"`: the code's mean of cross-entropies; `ensemble="logits"`: its averaged
@@ -63,14 +64,23 @@ class FedCR(Method):
     ensemble: Literal["probabilities", "logits"] = "probabilities"
     adapt_epochs: int = 10
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.dim < 1 or self.samples < 1:
+            raise BadInput(f"dim and samples are 1 or more, not {self.dim} and {self.samples}")
+        if self.sigma == 0 and self.beta:
+            raise BadInput("sigma=0 leaves no Gaussian to align with; set beta=0 too")
+
     @property
     def adapt(self):
         return (Phase("head", "head.*", epochs=self.adapt_epochs),) if self.adapt_epochs else ()
 
     def extend(self, net, clients):
+        if "gauss" in net.reads:
+            raise BadInput("fedcr adds its Gaussian layer itself; build the model without gaussian")
         width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
-        net.insert("gauss", Gaussian(width, self.dim))
-        net.insert("sample", Sample(self.samples, self.sigma))
+        net.insert("gauss", Gaussian(width, self.dim, self.sigma))
+        net.insert("sample", Sample(self.samples))
         net.replace("head", nn.Linear(self.dim, classes))
 
     def server_init(self, r):
@@ -98,14 +108,18 @@ class FedCR(Method):
 
     def _remember(self, s, idx, mu, sigma):
         """The latest Gaussian of every sample: later epochs overwrite earlier ones."""
-        if self.name not in s.memo:
-            s.memo[self.name] = mu.new_zeros(2, len(s.data.train), self.dim)
-        memory, precision = s.memo[self.name], sigma**-2
+        memory, precision = self._memory(s), sigma.clamp_min(SMALLEST) ** -2
         memory[0, idx], memory[1, idx] = precision, precision * mu
 
+    def _memory(self, s):
+        """Precisions and precision-weighted means [2, n, V]; zero: no Gaussian seen yet."""
+        if self.name not in s.memo:
+            like = s.w["gauss.fc.weight"]
+            s.memo[self.name] = like.new_zeros(2, len(s.data.train), self.dim)
+        return s.memo[self.name]
+
     def finish(self, s):
-        y, k = s.data.train.y.to(s.device), s.data.classes
-        memory = s.memo[self.name]
+        y, k, memory = s.data.train.y.to(s.device), s.data.classes, self._memory(s)
         product = {  # eq. (8)
             "precision": class_sums(memory[0], y, k)[0],
             "precision_mean": class_sums(memory[1], y, k)[0],
@@ -114,9 +128,9 @@ class FedCR(Method):
 
     def aggregate(self, r):
         found, old = r.sum(self.name), r.server[self.name]
-        precision, weighted = self.tau * found["precision"], self.tau * found["precision_mean"]
-        mu, sigma = product_of_experts(precision, weighted)  # eq. (6)
-        held = precision.sum(1, keepdim=True) > 0
+        experts = {k: self.tau * v for k, v in found.items()}
+        mu, sigma = product_of_experts(**experts)  # eq. (6)
+        held = found["precision"].sum(1, keepdim=True) > 0
         new = {
             "mu": torch.where(held, mu, old["mu"]),  # line 16
             "sigma": torch.where(held, sigma, old["sigma"]),

@@ -9,43 +9,48 @@ from torch import Tensor, nn
 from fedloom.core.net import Net
 from fedloom.errors import BadInput
 
+SMALLEST = 1e-6
+"""Of the learned deviations: the square of its inverse is still far from overflow."""
+
 
 class Gaussian(nn.Module):
     """A diagonal Gaussian per input, its mean and its standard deviation: [n, d] -> [n, 2, V].
 
     FedCR writes the second half as the diagonal of a covariance and uses it as a standard
-    deviation everywhere; so does this.
+    deviation everywhere; so does this. A fixed `deviation` stands in for the learned one.
 
     >>> mean, deviation = Gaussian(8, 3)(torch.zeros(5, 8)).unbind(1)
     >>> mean.shape, bool((deviation > 0).all())
     (torch.Size([5, 3]), True)
     """
 
-    def __init__(self, width: int, dims: int) -> None:
+    def __init__(self, width: int, dims: int, deviation: float | None = None) -> None:
         super().__init__()
         self.fc = nn.Linear(width, 2 * dims)
+        self.deviation = deviation
 
     def forward(self, x: Tensor) -> Tensor:
-        mean, rho = self.fc(x).chunk(2, dim=-1)
-        return torch.stack([mean, F.softplus(rho)], dim=1)
+        mean, rho = self.fc(x.flatten(1)).chunk(2, dim=-1)
+        if self.deviation is not None:
+            return torch.stack([mean, torch.full_like(mean, self.deviation)], dim=1)
+        return torch.stack([mean, F.softplus(rho).clamp_min(SMALLEST)], dim=1)
 
 
 class Sample(nn.Module):
     """Monte-Carlo samples of a `Gaussian`, in training and in prediction: [n, 2, V] -> [n, S, V].
 
-    Drawn from torch's default stream, which the caller seeds. A fixed `deviation` stands in for
-    the input's own; 0 makes the layer deterministic.
+    Drawn from torch's default stream, which the caller seeds; deviations of 0 give the mean.
     """
 
-    def __init__(self, samples: int, deviation: float | None = None) -> None:
+    def __init__(self, samples: int) -> None:
         super().__init__()
-        self.samples, self.deviation = samples, deviation
+        self.samples = samples
 
     def forward(self, gaussian: Tensor) -> Tensor:
         mean, deviation = gaussian.unsqueeze(1).unbind(2)  # [n, 1, V] each
         n, _, dims = mean.shape
         noise = torch.randn(n, self.samples, dims, dtype=mean.dtype, device=mean.device)
-        return mean + (deviation if self.deviation is None else self.deviation) * noise
+        return mean + deviation * noise
 
     def extra_repr(self) -> str:
         return f"samples={self.samples}"

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.net import Net
 from fedloom.errors import BadInput
@@ -61,6 +61,12 @@ def width_of(trunk: nn.Module, shape: tuple[int, ...]) -> int:
     return width
 
 
+def perceptron(width_in: int, width: int, out: int) -> nn.Sequential:
+    """Three linear layers with ReLU between them."""
+    middle = (nn.Linear(width_in, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
+    return nn.Sequential(*middle, nn.Linear(width, out))
+
+
 class HeConv2d(nn.Conv2d):
     """A convolution that starts as He et al. (2015) have it: normal by fan-out, bias zero."""
 
@@ -68,3 +74,17 @@ class HeConv2d(nn.Conv2d):
         nn.init.kaiming_normal_(self.weight, mode="fan_out", nonlinearity="relu")
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+class Translation(nn.Module):
+    """Adds one trainable tensor of one sample's shape to every sample; zero at the start."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(shape))
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.vector)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return z + self.vector

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.ops.prototypes import class_sums
-from fedloom.ops.simplex_qp import Floats, simplex_qp
+from fedloom.ops.simplex_qp import simplex_qp
 
 FLOOR = 1e-6
 """Smallest eigenvalue of a feature second moment before it is inverted, relative to their mean."""
@@ -18,8 +17,8 @@ FLOOR = 1e-6
 def head_statistics(z: Tensor, y: Tensor, classes: int, full: bool) -> dict[str, Tensor]:
     """Class counts and h = P(y) E[f|y] [K, d] (eq. 34); the variance V (eq. 44), or with `full`
     the second moment [d, d] (eq. 37), from which V follows in any metric (eq. 35)."""
-    wide = z.double()
-    sums, counts = class_sums(wide, y, classes)
+    wide = z.cpu().double()  # not every device has float64
+    sums, counts = class_sums(wide, y.cpu(), classes)
     h = sums / len(y)
     if full:
         found = {"h": h, "second": wide.T @ wide / len(y)}
@@ -30,27 +29,26 @@ def head_statistics(z: Tensor, y: Tensor, classes: int, full: bool) -> dict[str,
 
 def combination_weights(
     statistics: Mapping[str, Tensor], center: bool = False, drop_below: float = 0.0
-) -> Floats:
+) -> Tensor:
     """Row i: the weights of all heads in client i's (eq. 11), from stacked statistics [m, ...].
 
     Weights under `drop_below` are set to zero and the rest rescaled.
     """
     wide = {k: v.double() for k, v in statistics.items()}
     matrices = combination_matrices(centered(wide) if center else wide)
-    weights = np.stack([simplex_qp(matrix) for matrix in matrices])
-    lowest = np.minimum(drop_below, weights.max(1, keepdims=True))  # never all of them
-    kept = np.where(weights < lowest, 0.0, weights)
-    rescaled: Floats = kept / kept.sum(1, keepdims=True)
-    return rescaled
+    weights = torch.stack([simplex_qp(matrix) for matrix in matrices])
+    lowest = weights.amax(1, keepdim=True).clamp_max(drop_below)  # never all of them
+    kept = weights.where(weights >= lowest, 0.0)
+    return kept / kept.sum(1, keepdim=True)
 
 
-def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Floats]:
+def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """For every client i the matrix diag(V/n) + D_i of its program (eq. 46)."""
     h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
     if "second" not in statistics:
         gram, noise = _gram(h), statistics["variance"].clamp_min(0) / n
         for i in range(len(h)):
-            yield (_bias(gram, i) + noise.diag()).numpy()  # eq. (44), (45)
+            yield _bias(gram, i) + noise.diag()  # eq. (44), (45)
         return
     second = (statistics["second"] + statistics["second"].mT) / 2
     for i in range(len(h)):
@@ -58,7 +56,7 @@ def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Floats]:
         g = h @ white
         spread = second.flatten(1) @ (white @ white.T).flatten()  # tr(Lambda_i^-1 E[ff'])
         variance = (spread - (g**2).sum((1, 2))).clamp_min(0)  # eq. (35)
-        yield (_bias(_gram(g), i) + (variance / n).diag()).numpy()  # eq. (33)
+        yield _bias(_gram(g), i) + (variance / n).diag()  # eq. (33)
 
 
 def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -76,11 +74,13 @@ def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return moved
 
 
-def combined(weights: Floats, tensors: Tensor) -> Tensor:
+def combined(weights: Tensor, tensors: Tensor) -> Tensor:
     """Row i: sum_j a_ij t_j of stacked tensors [m, ...] (eq. 4)."""
-    flat = torch.from_numpy(weights) @ tensors.reshape(len(tensors), -1).double()
+    flat = weights @ tensors.reshape(len(tensors), -1).double()
     mixed = flat.reshape(len(weights), *tensors.shape[1:])
-    return (mixed if tensors.is_floating_point() else mixed.round()).to(tensors.dtype)
+    if not tensors.is_floating_point():
+        mixed = mixed.round()
+    return mixed.to(tensors.dtype)
 
 
 def _gram(h: Tensor) -> Tensor:
@@ -98,5 +98,5 @@ def _bias(gram: Tensor, i: int) -> Tensor:
 def _whitening(second: Tensor) -> Tensor:
     """W with W W' the inverse of a second moment, floored: fewer samples than d leave it flat."""
     values, vectors = torch.linalg.eigh(second)
-    least = (FLOOR * values.mean()).clamp_min(1e-12)
-    return vectors / values.clamp_min(float(least)).sqrt()
+    least = max(FLOOR * float(values.mean()), 1e-12)
+    return torch.div(vectors, values.clamp_min(least).sqrt())

@@ -1,13 +1,13 @@
-"""Quadratic programs on the simplex, solved exactly."""
+"""Quadratic programs on the simplex, solved exactly.
+
+Linear algebra is torch's: it keeps to the run's one thread, where scipy's takes every core it sees.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-from scipy.linalg.lapack import dposv
+import torch
 from scipy.optimize import nnls
-
-Floats = npt.NDArray[np.float64]
+from torch import Tensor
 
 TOLERANCE = 1e-10
 """Of the optimality conditions; the value exceeds the minimum by at most twice this share."""
@@ -15,22 +15,21 @@ PATIENCE = 3
 """Exchanges that may fail to improve before only one index is exchanged at a time."""
 
 
-def simplex_qp(matrix: Floats) -> Floats:
-    """argmin a' M a over a >= 0, sum a = 1, for a symmetric positive semidefinite M.
+def simplex_qp(matrix: Tensor) -> Tensor:
+    """argmin a' M a over a >= 0, sum a = 1, for a symmetric positive semidefinite float64 M.
 
-    >>> simplex_qp(np.diag([1.0, 3.0])).round(6)
-    array([0.75, 0.25])
+    >>> simplex_qp(torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64)))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
     """
     diagonal = matrix.diagonal()
     free = diagonal <= 1e-15 * diagonal.mean()
     if free.any():  # a zero on the diagonal makes its row zero: these cost nothing, alone or mixed
-        alone: Floats = free / free.sum()
-        return alone
+        return free.double() / free.sum()
     found = _pivoting(matrix)
     return _least_squares(matrix) if found is None else found
 
 
-def _pivoting(matrix: Floats) -> Floats | None:
+def _pivoting(matrix: Tensor) -> Tensor | None:
     """Block principal pivoting (Júdice and Pires, 1994); None where M is singular.
 
     The program's solution is a / sum a for the a with a >= 0, Ma >= 1, a'(Ma - 1) = 0. Guess the
@@ -38,30 +37,29 @@ def _pivoting(matrix: Floats) -> Floats | None:
     of Cholesky factorisations, where an active-set method takes one step per index.
     """
     m = len(matrix)
-    support = np.ones(m, dtype=bool)
+    support = torch.ones(m, dtype=torch.bool)
     fewest, patience = m + 1, PATIENCE
     for _ in range(50 + m):
-        inside = np.flatnonzero(support)
-        _, values, failed = dposv(matrix[np.ix_(inside, inside)], np.ones(len(inside)))
+        inside = support.nonzero().flatten()
+        factor, failed = torch.linalg.cholesky_ex(matrix[inside][:, inside])
         if failed:
             return None
-        a = np.zeros(m)
-        a[inside] = values
-        wrong = np.where(support, a < 0, matrix @ a < 1 - TOLERANCE)
+        a = matrix.new_zeros(m)
+        a[inside] = torch.cholesky_solve(matrix.new_ones(len(inside), 1), factor).flatten()
+        wrong = torch.where(support, a < 0, matrix @ a < 1 - TOLERANCE)
         if not (count := int(wrong.sum())):
-            solution: Floats = a / a.sum()
-            return solution
+            return a / a.sum()
         if count < fewest:
             fewest, patience = count, PATIENCE
         elif patience:
             patience -= 1
         else:  # Murty's rule, which cannot cycle
-            wrong[: np.flatnonzero(wrong)[-1]] = False
+            wrong[: int(wrong.nonzero()[-1])] = False
         support ^= wrong
     return None
 
 
-def _least_squares(matrix: Floats) -> Floats:
+def _least_squares(matrix: Tensor) -> Tensor:
     """By non-negative least squares, which bears singular matrices.
 
     With M = R'R, the solution of min |R a|^2 + (1'a - 1)^2 over a >= 0 is a positive multiple of
@@ -69,8 +67,10 @@ def _least_squares(matrix: Floats) -> Floats:
     denominator, so the directions agree, and dividing by the sum gives a.
     """
     m = len(matrix)
-    values, vectors = np.linalg.eigh(matrix * (m / np.trace(matrix)))
-    root = np.sqrt(np.clip(values, 0, None))[:, None] * vectors.T
-    found, _ = nnls(np.vstack([root, np.ones(m)]), np.r_[np.zeros(m), 1.0], maxiter=50 * m)
-    a: Floats = found / found.sum()
-    return a
+    values, vectors = torch.linalg.eigh(matrix * (m / matrix.trace()))
+    root = values.clamp_min(0).sqrt()[:, None] * vectors.T
+    target = torch.zeros(m + 1, dtype=matrix.dtype)
+    target[-1] = 1
+    stacked = torch.cat([root, matrix.new_ones(1, m)])
+    found = torch.from_numpy(nnls(stacked.numpy(), target.numpy(), maxiter=50 * m)[0])
+    return found / found.sum()

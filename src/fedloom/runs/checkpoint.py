@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from fedloom.core.tree import State
-from fedloom.core.wire import pack, plain, unpack
+from fedloom.core.tree import State, plain
+from fedloom.core.wire import pack, unpack
 from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs.folder import sync_folder
 

@@ -173,13 +173,17 @@ def read_config(path: str | Path) -> RunConfig:
 def _check_same_data(experiment: Experiment, folder: RunFolder) -> None:
     if not folder.partition.is_file():
         raise RunFolderError(f"{folder.path} lacks {folder.partition.name}; start the run again")
-    saved = type(experiment.data.partition).load(folder.partition)
-    if saved.fingerprint != experiment.data.partition.fingerprint:
-        raise BadInput(
-            f"the data or their partition are not those of the run in {folder.path}"
-            f" (fingerprint {experiment.data.partition.fingerprint[:12]}, was"
-            f" {saved.fingerprint[:12]}); restore the data or start a new run"
-        )
+    now = experiment.data.partition
+    saved = type(now).load(folder.partition)
+    for what, is_now, was in (
+        ("data", now.source, saved.source),
+        ("partition", now.fingerprint, saved.fingerprint),
+    ):
+        if is_now != was:
+            raise BadInput(
+                f"the {what} of the run in {folder.path} changed (fingerprint {is_now[:12]}, was"
+                f" {was[:12]}); restore the data or start a new run"
+            )
 
 
 def _finish(runner: Runner) -> Result:

@@ -1,0 +1,28 @@
+"""What kind of network this is, where a paper's defaults go by it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedloom.core.net import Net
+
+Family = Literal["text", "batch_norm", "cnn", "other"]
+
+
+def family(net: Net) -> Family:
+    """By the layers that make the representation; what a method adds behind it does not count.
+
+    >>> family(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
+    'other'
+    """
+    if net.input_dtype == torch.int64:
+        return "text"
+    stages = [net.get_submodule(name) for name in net.path_to(net.representation)]
+    layers = [layer for stage in stages for layer in stage.modules()]
+    if any(isinstance(layer, _BatchNorm) for layer in layers):
+        return "batch_norm"
+    return "cnn" if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in layers) else "other"

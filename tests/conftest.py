@@ -1,0 +1,7 @@
+"""One thread, as in a run: the bytes of a sum depend on how many threads share it."""
+
+from __future__ import annotations
+
+import torch
+
+torch.set_num_threads(1)

@@ -1,0 +1,184 @@
+"""The pool gives the reference engine's bytes, whatever the number of workers, and breaks loudly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedloom.core.method import Method
+from fedloom.data import FederatedData
+from fedloom.engines import make_engine
+from fedloom.engines.inline import Inline
+from fedloom.engines.pool import Pool, WorkerLost
+from fedloom.errors import BadInput, TrainingError, UnknownName
+from fedloom.methods import parse_method
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.launch import Result, run, start
+from helpers import digits
+
+# Unequal clients, one of a single row, classes missing everywhere.
+HOLDINGS = (((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40), ((0, 9), 8))
+WALL_CLOCK = ("seconds", "seconds_clients", "seconds_merge", "seconds_evaluate")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Method):
+    """Has a programming error in its loss, at client 2."""
+
+    name: ClassVar[str] = "faulty"
+
+    def loss(self, b: Any, s: Any) -> Any:
+        loss = super().loss(b, s)
+        return loss if s.cid != 2 else loss + {}["no such key"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadly(Method):
+    """Ends the process that trains client 2, as the kernel does when memory runs out."""
+
+    name: ClassVar[str] = "deadly"
+
+    def loss(self, b: Any, s: Any) -> Any:
+        if s.cid == 2:
+            os._exit(77)
+        return super().loss(b, s)
+
+
+def experiment(method: str | Method, **settings: Any) -> Experiment:
+    """Five clients of digits, two rounds."""
+    config = RunConfig.checked({"rounds": 2, "model": "mlp(hidden=[8])", **settings})
+    made = parse_method(method) if isinstance(method, str) else method
+    return Experiment.build(config, made, digits(*HOLDINGS))
+
+
+def told(result: Result) -> tuple[Any, ...]:
+    """All a run says, but not how long it took."""
+    records = [{k: v for k, v in r.items() if k not in WALL_CLOCK} for r in result.records]
+    summary = {k: v for k, v in result.summary.items() if k != "seconds"}
+    return summary, records
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """One pool for many runs, as a comparison uses it."""
+    made = Pool(request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedrep(adapt_epochs=2) + control_variates", {"participation": 0.6}),
+        ("ditto + model_contrast", {"newcomers": 1, "protocol": "fedpac"}),
+        ("fedavg + dbe", {"augment": "flip", "protocol": "dbe"}),
+        ("local", {"model": "mlp(hidden=[8]) | mlp(hidden=[6, 5])"}),
+    ],
+)
+def test_any_number_of_workers_gives_the_same_bytes_and_numbers(
+    method: str, settings: dict[str, Any], pool: Pool
+) -> None:
+    """Two rounds with final adaptation, partial cohorts, newcomers, augmentation, unlike nets; and
+    a pool that has done other runs before gives what a fresh reference engine gives."""
+    made = experiment(method, **settings)
+    assert told(start(made, pool)) == told(start(made, Inline()))
+
+
+@pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="needs FEDLOOM_DATA/fashion_mnist")
+def test_images_and_convolutions_agree() -> None:
+    """Convolutions choose their algorithm at run time; one thread per process keeps the bytes."""
+    settings: dict[str, Any] = {
+        "data": "fashion_mnist",
+        "partition": "dirichlet(alpha=0.5) + scarce(size=40)",
+        "clients": 4,
+        "model": "cnn4",
+        "rounds": 1,
+        "protocol": "dbe",
+    }
+    inline = run("fedavg + proximal(mu=0.01)", **settings)
+    pooled = run("fedavg + proximal(mu=0.01)", **settings, engine="pool", workers=2)
+    assert told(pooled) == told(inline)
+
+
+def test_arrays_in_memory_reach_the_workers() -> None:
+    rng = np.random.default_rng(0)
+    sites = [
+        (rng.normal(size=(12 + i, 3)).astype(np.float32), np.arange(12 + i) % 2) for i in range(3)
+    ]
+    data = FederatedData.from_clients(sites)
+    settings: dict[str, Any] = {"rounds": 2, "model": "mlp(hidden=[4])"}
+    pooled = run("fedper", data, engine="pool", workers=2, **settings)
+    assert told(pooled) == told(run("fedper", data, **settings))
+
+
+def test_workers_stay_from_run_to_run_and_go_at_the_end() -> None:
+    pool = Pool(2)
+    start(experiment("fedavg", rounds=1), pool)
+    first = {p.pid for p in pool._processes.values()}
+    start(experiment("fedper", rounds=1), pool)
+    workers = list(pool._processes.values())
+    assert {p.pid for p in workers} == first
+    pool.close()
+    assert [p.exitcode for p in workers] == [0, 0]  # they ended by themselves, nobody was killed
+    pool.close()  # twice is fine
+    assert start(experiment("fedavg", rounds=1), pool).summary["rounds"] == 1  # and starts again
+    pool.close()
+
+
+def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
+    """Client 2 fails while other workers still compute. Were their answers left in the pipes, the
+    next run would take them for its own."""
+    pool = Pool(3)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            start(experiment(Faulty()), pool)
+        message = str(caught.value)
+        assert message.startswith("KeyError in a worker process: 'no such key'")
+        assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in message
+        made = experiment("fedper")
+        assert told(start(made, pool)) == told(start(made, Inline()))
+    finally:
+        pool.close()
+
+
+def test_an_error_of_the_user_keeps_its_kind() -> None:
+    made = experiment("fedavg", lr=1e30, rounds=2)
+    with pytest.raises(TrainingError, match=r"client \d, round 1, .*the loss is not finite"):
+        run(made.program.method, made.data, engine="pool", workers=2, lr=1e30, rounds=2)
+
+
+def test_a_lost_worker_is_named_and_the_folder_can_be_resumed(tmp_path: Path) -> None:
+    made = experiment(Deadly(), out=str(tmp_path / "run"), engine="pool")
+    pool = Pool(2)
+    with pytest.raises(WorkerLost, match=r"exit code 77\) at client 2; .*then resume"):
+        start(made, pool)
+    workers = list(pool._processes.values())
+    pool.close()
+    assert not any(p.is_alive() for p in workers)
+    assert (tmp_path / "run" / "checkpoints" / "step-000000" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("pol", "did you mean 'pool'"), ("ray", "inline, pool")]
+)
+def test_unknown_engines(name: str, said: str) -> None:
+    with pytest.raises(UnknownName, match=said):
+        make_engine(name)
+
+
+def test_a_pool_needs_a_worker() -> None:
+    with pytest.raises(BadInput, match="at least one worker, got 0"):
+        Pool(0)
+
+
+def test_a_device_that_is_not_here() -> None:
+    with pytest.raises(BadInput, match="device 'nowhere' cannot be used here"):
+        make_engine("inline", device="nowhere")

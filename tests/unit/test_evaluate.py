@@ -1,0 +1,518 @@
+"""The evaluation protocol: moments, clients, splits and presets, on a method whose accuracy at each
+moment is known by construction.
+
+`Staged` has one bias per class and always predicts one of four classes: class 0 as received (the
+server never moves), 1 after local training, 2 after fine-tuning within the rounds, 3 after the
+final adaptation. So every score is a share of labels:
+
+    client  n    share of class 0, 1, 2, 3     = received, trained, adapted, final
+    0       10   0, 1, 3, 6 of 10              = 0, 0.1, 0.3, 0.6
+    1       30   16, 8, 4, 2 of 30
+    mean         0.8/3, 0.55/3, 0.65/3, 1/3    (0 + 16/30)/2 = 0.2667, ...
+    by samples   16/40, 9/40, 7/40, 8/40
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import log
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedloom.core.client import client
+from fedloom.core.data import ClientData
+from fedloom.core.evaluate import PROTOCOLS, Ask, Protocol, evaluate, score_rows
+from fedloom.core.message import Down
+from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.phase import Opt, Phase
+from fedloom.core.program import Program
+from fedloom.core.round import initial_server
+from fedloom.core.site import Visit
+from fedloom.core.task import Classification
+from fedloom.core.tree import clone_state
+from fedloom.data import FederatedData, Partition, Source
+from fedloom.data.partition.assignment import ClientRows
+from fedloom.engines.inline import Inline
+from fedloom.errors import BadInput, UnknownName
+from fedloom.methods import parse_method
+from fedloom.methods.ditto import Ditto
+from fedloom.methods.fedavg import FedAvg
+from fedloom.models.resnet import BasicBlock
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import Experiment, find_protocol
+from fedloom.runs.runner import Runner
+from helpers import Table, digest, mlp, table
+
+CLASSES = 4
+TEST = ((0, 1, 3, 6), (16, 8, 4, 2), (2, 1, 4, 3))
+"""Test rows by client and class; client 2 is the newcomer."""
+VAL = ((2, 0, 0, 0), (0, 2, 0, 0), (1, 1, 0, 0))
+SHARED = {"a": (3, 1, 0, 0), "b": (1, 0, 1, 0)}
+MEAN = {"received": 0.8 / 3, "trained": 0.55 / 3, "adapted": 0.65 / 3, "final": 1 / 3}
+POOLED = {"received": 0.4, "trained": 0.225, "adapted": 0.175, "final": 0.2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Staged(Method):
+    """Moves all mass to the class that stands for what is being done."""
+
+    name: ClassVar[str] = "staged"
+    server_lr: float = 0.0
+    opt: Opt = field(default_factory=lambda: Opt(lr=1.0, batch=64))
+    tunes: bool = True
+
+    @property
+    def adapt(self):
+        return (Phase("tune"),) if self.tunes else ()
+
+    def loss(self, b, s):
+        chosen = 3 if s.plan.kind == "adapt" else 2 if s.phase.name == "tune" else 1
+        return -8 * b.out["head"][:, chosen].mean()
+
+
+def biased(bias=(1.0, 0.0, 0.0, 0.0)) -> Net:
+    """Inputs are zero, so the logits are the bias."""
+    head = nn.Linear(1, CLASSES)
+    with torch.no_grad():
+        head.weight.zero_()
+        head.bias.copy_(torch.tensor(bias))
+    return Net((1,), body=nn.Flatten(), head=head)
+
+
+def federation(clients: int = 2, shared: bool = True, val: bool = True) -> FederatedData:
+    y: list[int] = []
+
+    def take(counts):
+        start = len(y)
+        y.extend(k for k, n in enumerate(counts) for _ in range(n))
+        return np.arange(start, len(y))
+
+    rows = tuple(
+        ClientRows(take((1, 1, 1, 1)), take(VAL[i]) if val else np.arange(0), take(TEST[i]))
+        for i in range(clients)
+    )
+    tests = {name: take(counts) for name, counts in SHARED.items()} if shared else {}
+    source = Source.from_arrays(np.zeros((len(y), 1), np.float32), y, normalize="none")
+    return FederatedData(source, Partition(rows, tests, source=source.fingerprint))
+
+
+def runner(protocol: str | Protocol, method: Method | None = None, **settings) -> Runner:
+    data = federation(2 + settings.get("newcomers", 0))
+    name = protocol if isinstance(protocol, str) else "fedloom"
+    config = RunConfig.checked({"rounds": 2, "protocol": name, **settings})
+    experiment = Experiment.build(config, method or Staged(), data, biased())
+    if isinstance(protocol, Protocol):
+        experiment = replace(experiment, protocol=protocol)
+    return Runner(experiment, Inline())
+
+
+def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
+    program = Program(method, biased(), 2)
+    plan = replace(program.schedule(3)[0], kind=kind)
+    down = Down(plan, initial_server(program))
+    return replace(Visit(program, 0, federation().client(0), down, own), **changes)
+
+
+# ------------------------------------------------------------------ moments of one client
+
+
+def accuracies(found) -> dict[str, float]:
+    return {at: score["accuracy"] for at, score in found.items()}
+
+
+def test_moments_of_one_client():
+    """Shares of classes 0, 1, 2 among client 0's labels; validation holds class 0 only."""
+    ask = Ask(("received", "trained", "adapted"), ("test", "val"))
+    assert accuracies(evaluate(visit(Staged()), ask)) == pytest.approx(
+        {
+            "received/test": 0.0,
+            "trained/test": 0.1,
+            "adapted/test": 0.3,
+            "received/val": 1.0,
+            "trained/val": 0.0,
+            "adapted/val": 0.0,
+        }
+    )
+
+
+def test_final_is_what_the_last_round_stored():
+    """Measured inside the adapting call and read back from what the client keeps."""
+    up, own = client(visit(Staged(), "adapt"), Ask(("final",)))
+    assert up.metrics["final/test/accuracy"] == pytest.approx(0.6)
+    found = evaluate(visit(Staged(), own=own), Ask(("final", "received")))
+    assert accuracies(found) == pytest.approx({"final/test": 0.6, "received/test": 0.0})
+
+
+def test_no_final_model_before_the_last_round():
+    _, own = client(visit(Staged()))
+    with pytest.raises(BadInput, match="client 0 has no final model"):
+        evaluate(visit(Staged(), own=own), Ask(("final",)))
+
+
+def test_only_what_is_asked_is_measured_inside():
+    assert not any("/" in key for key in client(visit(Staged()))[0].metrics)
+    up, _ = client(visit(Staged()), Ask(("received",)))
+    assert not any("/" in key for key in up.metrics)
+    up, _ = client(visit(Staged()), Ask(("trained",), ("val", "test")))
+    assert {k for k in up.metrics if k.endswith("accuracy")} == {
+        "trained/val/accuracy",
+        "trained/test/accuracy",
+    }
+
+
+def test_adapted_without_adaptation_is_received_and_for_a_newcomer_trained():
+    """A method that does not adapt has nothing to do for a member; a newcomer warms up by local
+    training."""
+    plain = Staged(tunes=False)
+    assert accuracies(evaluate(visit(plain), Ask(("adapted",)))) == {"adapted/test": 0.0}
+    joining = visit(plain, cid=2)
+    assert accuracies(evaluate(joining, Ask(("received", "adapted")))) == pytest.approx(
+        {"received/test": 0.0, "adapted/test": 0.1}
+    )
+    tuned = visit(Staged(), cid=2)
+    assert accuracies(evaluate(tuned, Ask(("adapted",)))) == pytest.approx({"adapted/test": 0.3})
+
+
+def test_trained_inside_the_call_is_trained_from_outside():
+    """Mini-batches of a real problem: both train from the same model in the same order."""
+    data = ClientData(table(20), None, table(40, key=9), 3)
+    program = Program(FedAvg(opt=Opt(lr=0.5, batch=4, epochs=2)), mlp(), 1)
+    at = Visit(program, 0, data, Down(program.schedule(1)[0], initial_server(program)))
+    up, _ = client(at, Ask(("trained",)))
+    outside = evaluate(at, Ask(("trained",)))["trained/test"]
+    assert {f"trained/test/{k}": v for k, v in outside.items()}.items() <= up.metrics.items()
+    assert outside["nll"] != evaluate(at, Ask(("received",)))["received/test"]["nll"]
+
+
+def test_evaluation_changes_no_state_and_no_training():
+    """Bytes of what was sent and what is kept, torch's stream, and the next visit's upload."""
+    _, own = client(visit(Staged(), "adapt"))
+    before = visit(Staged(), own=own)
+    bytes_before = digest(before.down.state), digest(before.own), torch.get_rng_state()
+    first, _ = client(before)
+    evaluate(before, Ask(("received", "trained", "adapted", "final"), ("test", "val")))
+    assert (digest(before.down.state), digest(before.own)) == bytes_before[:2]
+    assert torch.equal(torch.get_rng_state(), bytes_before[2])
+    assert digest(client(before)[0].state) == digest(first.state)
+
+
+def test_a_split_a_client_lacks_is_not_scored():
+    data = ClientData(table(4), None, Table(torch.zeros(0, 4), torch.zeros(0).long()), 3)
+    program = Program(FedAvg(), mlp(), 1)
+    at = Visit(program, 0, data, Down(program.schedule(1)[0], initial_server(program)))
+    assert evaluate(at, Ask(("received",), ("test", "val", "train"))).keys() == {"received/train"}
+
+
+# ------------------------------------------------------------------ which model
+
+
+def test_personal_and_global_model():
+    """Ditto's own v says class 3, the server's model class 0: 0.6 and 0 of client 0's labels."""
+    v = biased((0.0, 0.0, 0.0, 1.0)).tree()
+    at = visit(Ditto(), own={"model": {}, "ditto": v})
+    assert evaluate(at, Ask(("received",)))["received/test"]["accuracy"] == pytest.approx(0.6)
+    ask = Ask(("received",), model="global")
+    assert evaluate(at, ask)["received/test"]["accuracy"] == 0.0
+
+
+def test_the_global_model_predicts_as_plain_averaging_does():
+    """A method that turns its personal predictions round has nothing to say on the global one."""
+
+    class Reversed(FedAvg):
+        def predict(self, net, state, x):
+            return super().predict(net, state, x).flip(-1)
+
+    personal, common = (
+        evaluate(visit(Reversed()), Ask(("received",), model=model))["received/test"]["accuracy"]
+        for model in ("personal", "global")
+    )
+    assert (personal, common) == (pytest.approx(0.6), 0.0)
+
+
+def norm_net() -> Net:
+    block = nn.Sequential(
+        BasicBlock(1, 2, 2, nn.BatchNorm2d), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    )
+    return Net((1, 4, 4), body=block, head=nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("fedper", "head.bias"),
+        ("fedrep", "head.bias"),
+        ("fedbabu", "head.bias"),
+        ("lg_fedavg", "body.0.bn1.bias"),
+        ("fedbn", "body.0.bn1.bias"),
+        ("local", "body.0.bn1.bias"),
+        ("fedper + proximal", "head.bias"),
+    ],
+)
+def test_a_global_model_that_does_not_exist_is_refused_by_name(text, key):
+    program = Program(parse_method(text), norm_net(), 2)
+    name = program.method.name
+    with pytest.raises(BadInput, match=rf"^{name} has no global model \('{key}' stays"):
+        Protocol(model="global").check(program)
+    Protocol(model="personal").check(program)
+
+
+@pytest.mark.parametrize(
+    "text", ["fedavg", "fedprox", "scaffold", "moon", "ditto", "fedavg_ft", "fedper(shared='*')"]
+)
+def test_methods_with_a_global_model(text):
+    program = Program(parse_method(text), norm_net(), 2)
+    Protocol(model="global").check(program)
+    PROTOCOLS["fedbr"].check(program)
+
+
+def test_presets_refuse_before_anything_is_trained():
+    with pytest.raises(BadInput, match="fedper has no global model"):
+        runner("fedbr", parse_method("fedper"))
+
+
+def test_shared_tests_are_for_the_global_model():
+    program = Program(FedAvg(), biased(), 2)
+    with pytest.raises(BadInput, match="shared test sets are scored with the global model"):
+        Protocol(on="shared").check(program)
+
+
+# ------------------------------------------------------------------ presets
+
+EXPECTED = {
+    "fedloom": MEAN["final"],
+    "dbe": POOLED["final"],
+    "fedbr": (3 / 4 + 1 / 2) / 2,  # the global model says class 0 on the two shared sets
+    "dualfed": MEAN["received"],
+    "fedcr": MEAN["final"],
+    "fedpac": MEAN["trained"],
+}
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_every_preset_reports_its_own_number(name):
+    assert EXPECTED.keys() == PROTOCOLS.keys()
+    assert runner(name).run()["accuracy"] == pytest.approx(EXPECTED[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fedloom", MEAN["received"]),
+        ("dbe", POOLED["received"]),
+        ("fedcr", MEAN["received"]),
+        ("fedpac", MEAN["trained"]),
+    ],
+)
+def test_presets_on_a_method_that_does_not_adapt(name, expected):
+    """Final is then as received."""
+    assert runner(name, Staged(tunes=False)).run()["accuracy"] == pytest.approx(expected)
+
+
+def test_what_the_presets_say():
+    """The papers' protocols: DBE tests all clients before local training, pools samples and takes
+    the best round; FedBR takes the mean of the five best of the global model on shared domains;
+    DualFed every client's best round after aggregation; FedCR the end after head-only epochs;
+    FedPAC after local training with everybody in the last round."""
+    changed = {
+        name: {k: v for k, v in vars(protocol).items() if v != getattr(Protocol(), k)}
+        for name, protocol in PROTOCOLS.items()
+    }
+    assert changed == {
+        "fedloom": {"also": ("trained",)},
+        "dbe": {"select": "best_test", "average": "samples"},
+        "fedbr": {
+            "model": "global",
+            "moment": "received",
+            "on": "shared",
+            "select": "mean_of_five_best_test",
+        },
+        "dualfed": {"moment": "received", "select": "best_test_per_client"},
+        "fedcr": {},
+        "fedpac": {"moment": "trained", "full_last_round": True},
+    }
+    assert Protocol() == Protocol(
+        model="personal",
+        moment="final",
+        clients="all",
+        split="test",
+        on="clients",
+        select="last",
+        average="uniform",
+    )
+
+
+def test_an_unknown_preset_offers_the_nearest():
+    with pytest.raises(UnknownName, match=r"unknown protocol 'fedpack'; did you mean 'fedpac'\?"):
+        find_protocol("fedpack")
+
+
+# ------------------------------------------------------------------ when and on whom
+
+
+def scored(r: Runner) -> list[tuple[int, str, set[str]]]:
+    return [(rec["round"], rec["kind"], set(rec["scores"])) for rec in r.records]
+
+
+def test_a_curve_beside_the_final_number():
+    """`fedloom`: received and trained every round, final once."""
+    r = runner("fedloom")
+    r.run()
+    every = {"received/test", "trained/test"}
+    assert scored(r) == [(1, "train", every), (2, "train", every), (3, "adapt", {"final/test"})]
+    last = r.records[1]["scores"]
+    assert last["received/test"]["mean"] == pytest.approx(MEAN["received"])
+    assert last["trained/test"]["mean"] == pytest.approx(MEAN["trained"])
+
+
+def test_adapted_in_every_round_is_not_the_final_model():
+    r = runner(Protocol(moment="adapted"))
+    assert r.run()["accuracy"] == pytest.approx(MEAN["adapted"])
+    assert r.records[2]["scores"].keys() == {"final/test"}
+
+
+def test_the_adapting_round_does_not_count_the_last_model_twice():
+    """The server is the same after it, so a mean of the five best must not see it again."""
+    for protocol, at in (("fedbr", "shared/test"), (Protocol(moment="received"), "received/test")):
+        r = runner(protocol, rounds=3)
+        r.run()
+        assert [rec["round"] for rec in r.records if at in rec["scores"]] == [1, 2, 3]
+
+
+def test_eval_every_and_always_the_last():
+    r = runner("dualfed", Staged(tunes=False), rounds=5, eval_every=2)
+    r.run()
+    assert [rec["round"] for rec in r.records if rec["scores"]] == [2, 4, 5]
+    adapting = runner("fedloom", rounds=3, eval_every=2)
+    adapting.run()
+    every = {"received/test", "trained/test"}
+    assert [at for _, _, at in scored(adapting)] == [set(), every, every, {"final/test"}]
+
+
+@pytest.mark.parametrize("who", ["all", "cohort"])
+@pytest.mark.parametrize("moment", ["received", "trained"])
+def test_all_or_the_cohort(who, moment):
+    """One of two clients trains in a round; `all` scores the other one too."""
+    r = runner(Protocol(moment=moment, clients=who), Staged(tunes=False), participation=0.5)
+    r.run()
+    for rec in r.records:
+        assert len(rec["cohort"]) == 1
+        ids = ["0", "1"] if who == "all" else [str(i) for i in rec["cohort"]]
+        assert list(rec["scores"][f"{moment}/test"]["clients"]) == ids
+
+
+def test_moments_logged_beside_are_of_the_cohort():
+    """`also` costs no second training: only who trained anyway is measured."""
+    r = runner("fedloom", Staged(tunes=False), participation=0.5)
+    r.run()
+    for rec in r.records:
+        ids = [str(i) for i in rec["cohort"]]
+        assert list(rec["scores"]["trained/test"]["clients"]) == ids
+        assert list(rec["scores"]["received/test"]["clients"]) == ["0", "1"]
+
+
+@pytest.mark.parametrize(("tunes", "adapted", "final"), [(False, 0.1, 0.8 / 3), (True, 0.3, 1 / 3)])
+def test_newcomers(tunes, adapted, final):
+    """Client 2 holds 2, 1, 4, 3 of 10 labels and never trains. It is scored once, at the end: 0.2
+    as received, then warmed up: by local training (class 1: 0.1) or by the method's adaptation (in
+    the last, adapting round: class 3: 0.3). The members' number is unchanged."""
+    r = runner("fedloom", Staged(tunes=tunes), newcomers=1)
+    assert r.run()["accuracy"] == pytest.approx(final)
+    assert r.program.clients == 2
+    assert not any(key.startswith("newcomers") for rec in r.records[:-1] for key in rec["scores"])
+    found = {k: v["clients"] for k, v in r.records[-1]["scores"].items() if "newcomers" in k}
+    assert found == {
+        "newcomers/received/test": {"2": pytest.approx(0.2)},
+        "newcomers/adapted/test": {"2": pytest.approx(adapted)},
+    }
+    assert 2 not in r.clients
+
+
+@pytest.mark.parametrize(("moment", "expected"), [("final", 0.1), ("received", 0.2)])
+def test_the_number_of_newcomers(moment, expected):
+    protocol = Protocol(moment=moment, clients="new")
+    r = runner(protocol, Staged(tunes=False), newcomers=1)
+    assert r.run()["accuracy"] == pytest.approx(expected)
+
+
+def test_validation_is_scored_where_it_selects():
+    """Received says class 0: validation 1 and 0, test as above."""
+    r = runner(Protocol(moment="received", select="best_val"), Staged(tunes=False))
+    found = r.run()
+    assert (found["accuracy"], found["selected"]) == (pytest.approx(MEAN["received"]), 1)
+    assert r.records[0]["scores"]["received/val"]["clients"] == {"0": 1.0, "1": 0.0}
+
+
+def test_the_validation_split_can_be_the_number():
+    found = runner(Protocol(moment="received", split="val"), Staged(tunes=False)).run()
+    assert found["accuracy"] == 0.5
+
+
+def test_shared_test_sets_are_the_units_of_the_average():
+    """3 of 4 and 1 of 2: mean 0.625, by samples 4/6."""
+    protocol = PROTOCOLS["fedbr"]
+    assert runner(protocol).run()["accuracy"] == 0.625
+    found = runner(replace(protocol, average="samples")).run()
+    assert found["accuracy"] == pytest.approx(4 / 6)
+
+
+def test_full_last_round_edits_the_schedule():
+    """Half of the clients in rounds 1 and 2, everybody in round 3; without the flag, half."""
+    r = runner("fedpac", Staged(tunes=False), rounds=3, participation=0.5)
+    assert [p.cohort for p in r.experiment.plans] == ["sample", "sample", "all"]
+    r.run()
+    assert [len(rec["cohort"]) for rec in r.records] == [1, 1, 2]
+    plain = runner("fedcr", rounds=3, participation=0.5).experiment.plans
+    assert [(p.kind, p.cohort) for p in plain] == [("train", "sample")] * 3 + [("adapt", "all")]
+
+
+@pytest.mark.parametrize(
+    ("protocol", "data", "message"),
+    [
+        ("fedbr", federation(shared=False), "the split made none; use split = 'shared_test'"),
+        (
+            "fedloom",
+            FederatedData(
+                federation().source,
+                Partition(tuple(ClientRows(c.train) for c in federation().partition.clients)),
+            ),
+            "no client has test rows",
+        ),
+    ],
+)
+def test_rows_the_protocol_needs(protocol, data, message):
+    with pytest.raises(BadInput, match=message):
+        Experiment.build(RunConfig(protocol=protocol), Staged(), data, biased())
+
+
+# ------------------------------------------------------------------ the numbers themselves
+
+
+def test_metrics_by_hand():
+    """Row 0: 0.75 for the right class; row 1: 0.25 for the right one: accuracy 1/2,
+    nll = -(log 0.75 + log 0.25)/2."""
+    probs = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
+    found = Classification().metrics(probs, torch.tensor([0, 0]))
+    assert found["accuracy"] == 0.5
+    assert found["nll"] == pytest.approx(-(log(0.75) + log(0.25)) / 2)
+
+
+def test_a_probability_of_zero_costs_much_and_not_infinity():
+    found = Classification().metrics(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    assert found["nll"] == pytest.approx(-log(1e-12), rel=1e-6)
+
+
+def test_more_rows_than_one_forward_pass():
+    """1100 rows in passes of 512, 512, 76; class 0 is said everywhere and right in every third
+    of the first 900 rows: 300/1100."""
+    y = torch.ones(1100, dtype=torch.long)
+    y[:900:3] = 0
+    program = Program(FedAvg(), biased(), 1)
+    state = clone_state({"model": biased().tree()})
+    found = score_rows(program, program.net(0), Table(torch.zeros(1100, 1), y), state)
+    assert found["accuracy"] == pytest.approx(300 / 1100)
+    assert found["n"] == 1100

@@ -1,0 +1,171 @@
+"""Registries: names to things, with errors that offer what was meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from fedloom.errors import BadInput, UnknownName
+from fedloom.expression import Call, parse_one
+from fedloom.methods import register
+from fedloom.methods.fedavg_ft import FedAvgFT
+from fedloom.methods.lg_fedavg import LGFedAvg
+from fedloom.registry import Registry
+
+
+@pytest.fixture
+def things() -> Registry:
+    registry = Registry("thing")
+
+    @registry
+    def Rotate(angle: float, steps: int = 1) -> tuple:
+        return ("rotate", angle, steps)
+
+    @registry
+    def flip(shape: tuple, axis: int = 0) -> tuple:
+        return ("flip", shape, axis)
+
+    @registry
+    @dataclass(frozen=True, kw_only=True)
+    class Noise:
+        name: ClassVar[str] = "white_noise"
+        sigma: float = 1.0
+
+    return registry
+
+
+def build(registry: Registry, text: str, **context):
+    return registry.build(parse_one(text), **context)
+
+
+def test_registered_under_its_name_or_in_lower_case(things):
+    assert list(things) == ["flip", "rotate", "white_noise"]
+
+
+@pytest.mark.parametrize(
+    "name", ["white_noise", "white-noise", "WhiteNoise", "WHITE_NOISE", "whitenoise"]
+)
+def test_look_ups_ignore_case_hyphens_and_underscores(things, name):
+    assert name in things
+    assert things.canonical(name) == "white_noise"
+    assert build(things, "White-Noise(sigma=2)").sigma == 2
+
+
+def test_arguments_by_place_and_by_name(things):
+    assert build(things, "rotate(90)") == ("rotate", 90, 1)
+    assert build(things, "rotate(90, 2)") == build(things, "rotate(steps=2, angle=90)")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotat(90)", r"unknown thing 'rotat'; did you mean 'rotate'\?"),
+        ("flipp", r"did you mean 'flip'\?"),
+        ("xyzzy", r"unknown thing 'xyzzy'; there are: flip, rotate, white_noise$"),
+    ],
+)
+def test_an_unknown_name_offers_the_nearest(things, text, message):
+    with pytest.raises(UnknownName, match=message):
+        build(things, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rotate(angel=3)", r"thing 'rotate' has no argument 'angel'; did you mean 'angle'\?"),
+        ("rotate(90, zzz=1)", r"no argument 'zzz'; there are: angle, steps$"),
+        ("rotate", r"missing a required argument: 'angle'; it takes angle, steps"),
+        ("rotate(1, 2, 3)", r"too many positional arguments; it takes angle, steps"),
+        ("rotate(1, angle=2)", r"multiple values for argument 'angle'"),
+        ("white_noise(2)", r"too many positional arguments; it takes sigma"),
+    ],
+)
+def test_a_wrong_argument_is_named(things, text, message):
+    with pytest.raises(BadInput, match=message):
+        build(things, text)
+
+
+def test_context_fills_what_is_asked_for_and_cannot_be_overruled(things):
+    """`flip` asks for the shape and gets it, `rotate` does not; nobody may write it."""
+    assert build(things, "flip(axis=1)", shape=(2, 3), classes=5) == ("flip", (2, 3), 1)
+    assert build(things, "rotate(90)", shape=(2, 3)) == ("rotate", 90, 1)
+    with pytest.raises(BadInput, match=r"no argument 'shape'; there are: axis$"):
+        build(things, "flip(shape=3)", shape=(2, 3))
+
+
+def test_an_error_inside_an_entry_is_not_taken_for_a_wrong_argument():
+    registry = Registry("thing")
+
+    @registry
+    def broken() -> None:
+        raise TypeError("from within")
+
+    with pytest.raises(TypeError, match="from within"):
+        registry.build(Call("broken"))
+
+
+@pytest.mark.parametrize("other", ["white_noise", "white-noise", "WhiteNoise"])
+def test_two_things_of_one_name_are_refused(things, other):
+    """Also where the names differ only in what look-ups ignore; the first stays."""
+    first = things["white_noise"]
+
+    class Other:
+        name = other
+
+    with pytest.raises(BadInput, match="two things are called 'white_noise'; rename one"):
+        things(Other)
+    assert things["white_noise"] is first
+    assert list(things) == ["flip", "rotate", "white_noise"]
+
+
+def test_registering_the_same_thing_again_is_no_harm(things):
+    assert things(things["rotate"]) is things["rotate"]
+
+
+def test_a_file_in_the_folder_is_registered_by_being_there(tmp_path, monkeypatch):
+    """The package is imported at the first look-up, not before, and once."""
+    package = tmp_path / "fedloom_test_folder"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from fedloom.registry import Registry\nfound = Registry('thing', __name__)\nloads = []\n"
+    )
+    (package / "one.py").write_text(
+        "from fedloom_test_folder import found, loads\nloads.append(1)\n"
+        "@found\ndef one():\n    return 1\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import fedloom_test_folder as made
+
+    assert made.loads == []
+    assert "one" in made.found
+    assert made.found.build(Call("one")) == 1
+    assert made.loads == [1]
+
+
+def test_a_broken_file_is_reported_at_every_look_up(tmp_path, monkeypatch):
+    """Not only at the first, after which its names would be called unknown."""
+    package = tmp_path / "fedloom_broken_folder"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "broken.py").write_text("import fedloom_no_such_module\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry("thing", "fedloom_broken_folder")
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="fedloom_no_such_module"):
+            registry.canonical("anything")
+
+
+def test_methods_by_the_papers_spelling():
+    assert register["FedAvg-FT"] is FedAvgFT
+    assert register["LG-FedAvg"] is LGFedAvg
+    with pytest.raises(UnknownName, match=r"unknown method 'fedprocs'; did you mean 'fedprox'\?"):
+        register.canonical("fedprocs")
+
+
+def test_every_method_has_a_line_to_show_and_its_own_name():
+    for name in register:
+        entry = register[name]
+        assert (entry.__doc__ or "").strip(), name
+        assert getattr(entry, "name", None) or entry.__name__.lower() == name
