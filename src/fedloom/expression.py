@@ -78,7 +78,7 @@ def _hyphens_to_underscores(text: str) -> str:
     """Papers write FedAvg-FT; outside quotes a hyphen between letters belongs to the name."""
     quoted = re.split(r"('[^']*'|\"[^\"]*\")", text)
     return "".join(
-        part if i % 2 else re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z])", "_", part)
+        part if i % 2 else re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z0-9])", "_", part)
         for i, part in enumerate(quoted)
     )
 

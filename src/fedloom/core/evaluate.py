@@ -52,8 +52,9 @@ class Protocol:
     full_last_round: bool = False
 
     def moment_of(self, method: Method) -> Moment:
-        """`final` is `received` for a method that does not adapt."""
-        return "received" if self.moment == "final" and not method.adapt else self.moment
+        """`final` is `received` for a global model and for a method that does not adapt."""
+        settled = self.model == "global" or not method.adapt  # nobody adapts a global model
+        return "received" if self.moment == "final" and settled else self.moment
 
     @property
     def splits(self) -> tuple[str, ...]:

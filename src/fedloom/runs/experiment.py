@@ -56,7 +56,7 @@ class Experiment:
         program = Program(made, nets, clients, config.seed)
         protocol = find_protocol(config.protocol)
         protocol.check(program)
-        _check_data(protocol, divided)
+        _check_data(protocol, divided, config.newcomers)
         resolved = config.changed(
             method=describe(made, full=True),
             model=name,
@@ -135,7 +135,9 @@ def _plans(program: Program, config: RunConfig, protocol: Protocol) -> list[Plan
     return [replace(p, cohort="all") if last(p) else p for p in plans]
 
 
-def _check_data(protocol: Protocol, data: FederatedData) -> None:
+def _check_data(protocol: Protocol, data: FederatedData, newcomers: int) -> None:
+    if protocol.clients == "new" and not newcomers:
+        raise BadInput("this protocol tests clients that never trained; set newcomers = 1 or more")
     if protocol.on == "shared" and not data.shared_tests:
         raise BadInput(
             "this protocol tests on shared test sets, but the split made none;"
