@@ -75,10 +75,11 @@ def literal(text: str) -> Any:
 
 
 def _hyphens_to_underscores(text: str) -> str:
-    """Papers write FedAvg-FT; outside quotes a hyphen between letters belongs to the name."""
+    """Papers write FedAvg-FT and ResNet-18: outside quotes, such a hyphen belongs to the name."""
+    within_name = r"(?<=[A-Za-z])-(?=[A-Za-z])|(?<=[A-Za-z]{2})-(?=[0-9])"
     quoted = re.split(r"('[^']*'|\"[^\"]*\")", text)
     return "".join(
-        part if i % 2 else re.sub(r"(?<=[A-Za-z])-(?=[A-Za-z0-9])", "_", part)
+        part if i % 2 else re.sub(within_name, "_", part)
         for i, part in enumerate(quoted)
     )
 

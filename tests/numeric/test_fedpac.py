@@ -147,7 +147,7 @@ def test_centering_equals_subtracting_the_pooled_mean(full):
 def test_fewer_samples_than_dimensions_in_the_full_form():
     """E[ff'] of two samples in five dimensions has no inverse; weights are still weights."""
     clients = [(z[:2], y[:2]) for z, y in samples(m=5, d=5, key=2)]
-    weights = combination_weights(stacked(clients, 4, full=True))
+    weights = combination_weights(stacked(clients, 4, full=True)).numpy()
     assert np.isfinite(weights).all()
     assert np.allclose(weights.sum(1), 1)
 

@@ -52,6 +52,8 @@ class FederatedData:
             raise BadInput(f"label maps are {maps.shape}, not one per client and class")
         if self.augment is not None and self.source.kind != "image":
             raise BadInput(f"only images can be augmented, and {self.source.name!r} has none")
+        if self.augment is not None:
+            augmentation(self.augment)  # what is misspelt is found before anything is written
 
     @classmethod
     def from_clients(
