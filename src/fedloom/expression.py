@@ -79,8 +79,7 @@ def _hyphens_to_underscores(text: str) -> str:
     within_name = r"(?<=[A-Za-z])-(?=[A-Za-z])|(?<=[A-Za-z]{2})-(?=[0-9])"
     quoted = re.split(r"('[^']*'|\"[^\"]*\")", text)
     return "".join(
-        part if i % 2 else re.sub(within_name, "_", part)
-        for i, part in enumerate(quoted)
+        part if i % 2 else re.sub(within_name, "_", part) for i, part in enumerate(quoted)
     )
 
 

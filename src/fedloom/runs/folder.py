@@ -12,7 +12,6 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from json import dumps
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy
@@ -166,12 +165,7 @@ class RunFolder(RunPaths):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _make(self) -> None:

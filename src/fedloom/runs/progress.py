@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -46,12 +45,7 @@ class Bar:
     def __enter__(self) -> Self:
         return self  # the first run that begins starts it: an error before shows no bar
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._progress.live.is_started:
             self._progress.stop()
 
