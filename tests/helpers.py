@@ -48,6 +48,10 @@ class Table:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def augmented(self) -> bool:
+        return False
+
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
         return self.rows[idx]
 

@@ -132,10 +132,9 @@ def run_command(
     from fedloom.runs.progress import summary_table
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
-    experiment = Experiment.build(chosen)
     with _stoppable(str(chosen.out)), _bar(quiet) as bar, engine_of(chosen) as engine:
         watchers = [bar.watcher(chosen.method)] if bar else []
-        result = start(experiment, engine, watchers, overwrite)
+        result = start(Experiment.build(chosen), engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result.summary))
     _print_json(result.summary, as_json)
 

@@ -322,6 +322,18 @@ def test_combined_centroids_under_concept_shift():
     assert shared.server["fedpac"]["centroids"].flatten().tolist() == [0, 0]
 
 
+def test_combined_centroids_of_unlike_clients():
+    """Client 0: f = 1, 3 of class 0, h = (2, 0), V/n = 1/2. Client 1: f = 4 of class 0 and of
+    class 1, h = (2, 2), V/n = (16 - 8)/2 = 4. |h_0 - h_1|^2 = 4, programs diag(1/2, 8) and
+    diag(9/2, 4): a_0 = (16, 1)/17, a_1 = (8, 9)/17. Class 0, means 2 and 4, counts 2 and 1:
+    (16 * 2 * 2 + 1 * 4)/(16 * 2 + 1) = 68/33 for client 0, (8 * 2 * 2 + 9 * 4)/25 = 68/25 for 1."""
+    data = rows([[1], [3]], [0, 0], 2), rows([[4], [4]], [0, 1], 2)
+    method = FedPAC(centroids="combined", head_lr=0.0, opt=STILL)
+    game = Game(method, identity(1, classes=2), *data).round()
+    found = game.server["fedpac"]["centroids"].squeeze(-1)
+    assert torch.allclose(found, torch.tensor([[68 / 33, 4], [68 / 25, 4]]))
+
+
 # ------------------------------------------------------------------ a round
 
 OPT = Opt(lr=0.05, epochs=3, batch=8, momentum=0.5, weight_decay=5e-4)

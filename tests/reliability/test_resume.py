@@ -281,6 +281,25 @@ def test_ctrl_c_saves_what_is_done_and_says_how_to_go_on(
         assert_same_run(out, straight)
 
 
+@needs_proc
+def test_ctrl_c_while_workers_start_is_one_sentence_too(tmp_path: Path) -> None:
+    """They import for seconds, and would each print where the signal hit them."""
+    out = tmp_path / "run"
+    process = start_fedloom("run", *FLAGS, "engine=pool", "--out", out, "-q")
+
+    def starting() -> bool:
+        return len([c for c in children(process.pid).values() if "spawn_main" in c]) == 2
+
+    wait_until(starting, seconds=120)
+    time.sleep(0.2)
+    os.killpg(process.pid, signal.SIGINT)
+    done = finish(process)
+    assert done.code == 130
+    assert done.err.splitlines() == [
+        f"fedloom: stopped; what is done is saved; go on with: fedloom resume {out}"
+    ]
+
+
 @pytest.mark.parametrize("engine", ["inline", "pool"])
 def test_a_loss_that_is_not_finite_names_client_and_round(engine: str, tmp_path: Path) -> None:
     """The learning rate is 0.05 in round 1 and 1e30 times as much in round 2."""

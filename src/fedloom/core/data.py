@@ -18,6 +18,10 @@ class Split(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def augmented(self) -> bool:
+        """Does `x` with a generator differ from `x` without?"""
+
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
         """The network's input for rows `idx`; with a generator, augmented."""
 

@@ -7,7 +7,7 @@ so a second model, a frozen teacher or a mixture is one more tree and never a co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
@@ -87,7 +87,7 @@ class Net(nn.Module):
         self.add(name, module, reads=after)
         for k in readers:
             self.reads[k] = name
-        self._routes.clear()
+        self._forget()
         if after == self.feature:
             self.feature = name
         return self
@@ -145,7 +145,12 @@ class Net(nn.Module):
         }
         self._batch_norm_in = {p.split(".")[0] for p in norms}
         self._matches: dict[str, frozenset[str]] = {}
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was worked out for the stages as they were."""
         self._routes: dict[str | None, list[tuple[str, str]]] = {}
+        self._shapes: dict[str, Size] = {}
 
     def _known(self, stage: str) -> str:
         if stage not in self.reads:
@@ -190,9 +195,19 @@ class Net(nn.Module):
 
     def shape_of(self, stage: str) -> Size:
         """Shape of one sample's output at a stage."""
-        x = torch.zeros(2, *self.shape, dtype=self.input_dtype)
-        with torch.no_grad(), rng_scope("shape"):
-            return self(self.tree(), x, want=stage)[stage].shape[1:]
+        if stage not in self._shapes:
+            kinds = (v.dtype for v in self.initial.values() if v.is_floating_point())
+            floating = self.input_dtype.is_floating_point
+            dtype = next(kinds, self.input_dtype) if floating else self.input_dtype
+            x = torch.zeros(2, *self.shape, dtype=dtype)
+            with torch.no_grad(), rng_scope("shape"):
+                out = self(self.tree(), x, want=self._known(stage))
+            self._shapes |= {name: z.shape[1:] for name, z in out.items()}
+        return self._shapes[stage]
+
+    def draws(self, stage: str) -> bool:
+        """Does the stage draw at random in evaluation mode too? Such layers say `draws = True`."""
+        return any(getattr(m, "draws", False) is True for m in self.get_submodule(stage).modules())
 
     def path_to(self, stage: str) -> list[str]:
         """The stages from the input to this one, in the order they run."""
@@ -206,15 +221,22 @@ class Net(nn.Module):
     # ------------------------------------------------------------------ running
 
     def forward(
-        self, w: Tree, x: Tensor, train: bool | Collection[str] = False, want: str | None = None
+        self,
+        w: Tree,
+        x: Tensor,
+        train: bool | Collection[str] = False,
+        want: str | None = None,
+        given: Mapping[str, Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Every stage's output by name, batch first; with `want`, only what that stage needs.
 
-        `train`: which stages run in training mode (all, none, or those named).
+        `train`: which stages run in training mode (all, none, or those named). `given`: outputs
+        known already, which are not computed again.
         """
-        out = {INPUT: x}
+        out = {INPUT: x, **(given or {})}
         for name, source in self._route(want):
-            out[name] = self._run(w, name, out[source], train)
+            if name not in out:
+                out[name] = self._run(w, name, out[source], train)
         return out
 
     def stage(self, w: Tree, name: str, z: Tensor, train: bool | Collection[str] = False) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from fedloom.errors import TrainingError
 
 SCAN_ROWS = 512
 """Rows per forward pass when no gradient is needed."""
+FIXED_NUMBERS = 2**24
+"""How many outputs of frozen stages a client holds at most (64 MB)."""
 CPU = torch.device("cpu")
 
 
@@ -53,6 +56,8 @@ class _Loop:
     corrections: list[Callable[[Tree, Site], Tree]]
     sgd: torch.optim.SGD
     loss_sum: Tensor
+    fixed: dict[str, Tensor] = field(default_factory=dict)
+    """Outputs, for every training row, of stages that cannot change during this fit."""
     epoch: int = 0
     applied: int = 0
     batches: int = 0
@@ -151,15 +156,20 @@ class Site:
         """This client's generator for one purpose in this round."""
         return self.plan.gen(self.cid, purpose)
 
-    @torch.no_grad()
     def scan(self, stage: str, w: Tree | None = None, split: Split | None = None) -> Tensor:
         """A stage's output over the whole local training set, in order, evaluation mode."""
-        split = self.data.train if split is None else split
-        tree = self.w if w is None else w
-        rows = torch.split(torch.arange(len(split)), SCAN_ROWS)
-        return torch.cat(
-            [self.net(tree, place(split.x(i), self.device), want=stage)[stage] for i in rows]
-        )
+        tree, rows = self.w if w is None else w, self.data.train if split is None else split
+        return self._scan([stage], tree, rows)[stage]
+
+    @torch.no_grad()
+    def _scan(self, stages: Sequence[str], w: Tree, split: Split) -> dict[str, Tensor]:
+        """Outputs of stages, each on the way to the last of them."""
+        parts: dict[str, list[Tensor]] = {stage: [] for stage in stages}
+        for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
+            out = self.net(w, place(split.x(rows), self.device), want=stages[-1])
+            for stage in stages:
+                parts[stage].append(out[stage])
+        return {stage: torch.cat(outputs) for stage, outputs in parts.items()}
 
     # ------------------------------------------------------------------ the loop
 
@@ -229,6 +239,7 @@ class Site:
 
     def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
         train, loop = self.data.train, self._running
+        loop.fixed = self._fixed_outputs(loop)
         order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
         for batches in schedule.epochs(len(train), order):
             for idx in batches:
@@ -247,6 +258,25 @@ class Site:
                     f" lower lr (now {loop.opt.lr:g}) or set clip"
                 )
 
+    def _fixed_outputs(self, loop: _Loop) -> dict[str, Tensor]:
+        """A frozen body is run once over the data and not at every step.
+
+        Only where nothing can tell: no part changes inputs or adds a loss of its own, no
+        augmentation, and the outputs are small enough to hold.
+        """
+        watched = loop.inputs or loop.losses or self.data.train.augmented
+        if isinstance(loop.modes, bool) or watched:
+            return {}
+        stages = list(takewhile(self._is_fixed, self.net.path_to(self.net.logits)))
+        width = sum(self.net.shape_of(stage).numel() for stage in stages)
+        if not stages or width * len(self.data.train) > FIXED_NUMBERS:
+            return {}
+        return self._scan(stages, self.w, self.data.train)
+
+    def _is_fixed(self, stage: str) -> bool:
+        modes = self._running.modes
+        return not isinstance(modes, bool) and stage not in modes and not self.net.draws(stage)
+
     def grad(self, b: Batch, w: Tree | None = None) -> Tree:
         """Inputs, forward pass, the sum of all losses, its gradient, corrections."""
         loop, outer = self._running, self.w
@@ -254,7 +284,8 @@ class Site:
             self.w = w
         for change in loop.inputs:
             change(b, self)
-        b.out = self.net(self.w, b.x, train=loop.modes)
+        fixed = {stage: z[b.idx] for stage, z in loop.fixed.items()}
+        b.out = self.net(self.w, b.x, train=loop.modes, given=fixed)
         loss = self.method.loss(b, self)
         for extra in loop.losses:
             loss = loss + extra(b, self)

@@ -186,6 +186,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def augmented(self) -> bool:
+        """Does `x` with a generator differ from `x` without?"""
+        return self._inputs.augment is not None
+
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
         """The network's input for rows `idx`; with a generator, augmented."""
         return self._inputs(self._rows.index_select(0, idx), gen)

@@ -8,6 +8,8 @@ but the time.
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -80,7 +82,8 @@ class Pool:
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
-            process.start()
+            with _deaf_to_ctrl_c():
+                process.start()
             theirs.close()
             self._processes[ours] = process
 
@@ -122,6 +125,20 @@ class Pool:
                 f"a worker process ended (exit code {process.exitcode}) at {doing}; check memory,"
                 " in a script keep the call under `if __name__ == '__main__':`, then resume"
             ) from None
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """A child inherits what is ignored: Ctrl-C is this process's to handle, also while the child
+    still imports."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _post(link: Connection, job: Job, task: str, ask: Ask | None) -> None:

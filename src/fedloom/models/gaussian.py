@@ -42,6 +42,8 @@ class Sample(nn.Module):
     Drawn from torch's default stream, which the caller seeds; deviations of 0 give the mean.
     """
 
+    draws = True
+
     def __init__(self, samples: int) -> None:
         super().__init__()
         self.samples = samples
