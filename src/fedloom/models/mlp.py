@@ -19,7 +19,7 @@ def mlp(
     shape: tuple[int, ...],
     classes: int,
     hidden: tuple[int, ...] = (64, 32),
-    norm: Literal["batch"] | None = None,
+    norm: Literal["none", "batch"] | None = None,
 ) -> Net:
     """Linear layers with ReLU, for the 8x8 digits and for tables; `hidden=[]` is a linear model.
 
@@ -31,7 +31,7 @@ def mlp(
     """
     if not isinstance(hidden, tuple | list) or any(not isinstance(h, int) or h < 1 for h in hidden):
         raise BadInput(f"hidden={hidden!r} is not a list of widths; write hidden=[64, 32]")
-    if norm not in (None, "batch"):
+    if norm not in (None, "none", "batch"):
         raise BadInput(f"norm={norm!r} is unknown to mlp; use none or batch")
     width = (prod(shape), *hidden)[-1]
     trunk = _trunk(shape, tuple(hidden), norm == "batch")
