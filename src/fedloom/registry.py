@@ -8,6 +8,7 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from fedloom.arguments import expected, fits
 from fedloom.errors import BadInput, UnknownName, suggestion
 from fedloom.expression import Call
 
@@ -63,6 +64,7 @@ class Registry:
                 raise BadInput(
                     f"{self.kind} {call.name!r} has no argument {key!r}" + suggestion(key, known)
                 )
+        self._check_types(call, [signature.parameters[name] for name in known])
         given = {k: v for k, v in context.items() if k in signature.parameters}
         try:
             signature.bind(*call.args, **call.kwargs, **given)
@@ -71,6 +73,14 @@ class Registry:
                 f"{self.kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}"
             ) from None
         return entry(*call.args, **call.kwargs, **given)
+
+    def _check_types(self, call: Call, taken: list[inspect.Parameter]) -> None:
+        written = dict(zip([p.name for p in taken], call.args, strict=False)) | call.kwargs
+        for argument in taken:
+            value = written.get(argument.name)
+            if argument.name in written and not fits(value, argument.annotation):
+                wanted = expected(argument.annotation)
+                raise BadInput(f"{self.kind} {call.name!r}: {argument.name} = {value!r} {wanted}")
 
     def _discover(self) -> None:
         package, self._package = self._package, None

@@ -83,10 +83,10 @@ def refused(folder: Path, *args: str, code: int = 1) -> str:
         ("partition=dirichlet(alpa=1)", "has no argument 'alpa'; did you mean 'alpha'?"),
         ("model=mlp + mlp", "must be one name with arguments"),
         # wrong types
-        ("method=fedavg + proximal(mu=much)", "proximal: mu = 'much' is not of type float"),
-        ("method=fedavg + proximal(mu=true)", "proximal: mu = True is not of type float"),
+        ("method=fedavg + proximal(mu=much)", "mu = 'much' is not of type float"),
+        ("method=fedavg + proximal(mu=true)", "mu = True is not of type float"),
         ("method=fedavg_ft(adapt_epochs=1.5)", "adapt_epochs = 1.5 is not of type int"),
-        ("method=ditto(lam=[1, 2])", "ditto: lam = (1, 2) is not of type float"),
+        ("method=ditto(lam=[1, 2])", "lam = (1, 2) is not of type float"),
         ("method=fedavg(weighting=sample)", "weighting = 'sample' is not "),
         ("method=fedavg(opt=3)", "does not take 'opt' in an expression"),
         ("partition=dirichlet(alpha=a)", "alpha must be a number above zero, not 'a'"),

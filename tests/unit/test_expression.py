@@ -327,9 +327,9 @@ def test_a_described_method_is_the_same_method(text, full):
     [
         ("proximal", "begins with the term 'proximal'"),
         ("fedavg + fedper", "'fedper' is not a term"),
-        ("fedavg(weighting=median)", "weighting = 'median' is not of type"),
-        ("fedprox(mu=much)", "fedprox: mu = 'much' is not of type float"),
-        ("fedavg + proximal('1')", "proximal: mu = '1' is not of type float"),
+        ("fedavg(weighting=median)", "weighting = 'median' is unknown"),
+        ("fedprox(mu=much)", "mu = 'much' is not of type float"),
+        ("fedavg + proximal('1')", "mu = '1' is not of type float"),
         ("ditto(personal_epochs=1.5)", r"personal_epochs = 1.5 is not of type int \| None"),
         ("fedrep(head_epochs=true)", "head_epochs = True is not of type int"),
         ("fedavg(opt=3)", "fedavg does not take 'opt' in an expression"),
