@@ -425,6 +425,13 @@ def test_dropout_is_active_in_training_and_different_in_two_fits() -> None:
     assert torch.allclose(a["head.weight"], b["head.weight"], atol=1e-6)
 
 
+def test_a_second_models_fit_does_not_move_the_first_ones_dropout() -> None:
+    """Every fit has a stream of its own, or Ditto's global model would not be FedAvg's."""
+    alone, after = (site(net=mlp(dropout=0.5, hidden=32)) for _ in range(2))
+    after.fit(Phase(epochs=2), w=after.start)
+    assert same(alone.fit(Phase()), after.fit(Phase()))
+
+
 def test_a_visit_neither_uses_nor_moves_torchs_stream() -> None:
     made = visit(Method(opt=OPT) + Sketches(), mlp(dropout=0.5))
     torch.manual_seed(0)

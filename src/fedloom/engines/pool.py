@@ -75,6 +75,7 @@ class Pool:
             process.join(timeout=10)
             if process.is_alive():
                 process.terminate()
+                process.join(timeout=10)
         self._processes, self._busy = {}, {}
 
     def _start(self) -> None:
