@@ -187,3 +187,8 @@ def test_cohorts() -> None:
     assert drawn != [program(Method(), 5, seed=1).cohort(Plan(t), 0.5) for t in range(1, 30)]
     assert len(prog.cohort(Plan(1), 1e-9)) == 1
     assert prog.cohort(Plan(1), 1.0) == prog.cohort(Plan(1, cohort="all"), 0.2) == list(range(5))
+
+
+def test_a_shared_pattern_that_matches_nothing_is_a_misspelling() -> None:
+    with pytest.raises(BadInput, match=r"'heads.\*' matches no tensor; the stages are body"):
+        Program(Method(shared="body.* heads.*"), mlp(), 2)

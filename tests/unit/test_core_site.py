@@ -564,7 +564,7 @@ def test_a_step_happens_on_the_sites_device(device: str) -> None:
         trees = {"w": s.w, "received": s.received, "start": s.start, "out": b.out}
         trees |= {f"own {k}": t for k, t in s.own.items()}
         trees |= {f"down {k}": t for k, t in s.down.items()}
-        trees |= {"grads": {k: s.w[k].grad for k in s.keys}}
+        trees |= {"grads": s.grad(b)}
         trees |= {"batch": {"x": b.x, "y": b.y, "target": b.target}}
         trees |= {"asked": {"counts": s.counts, "scan": s.scan("head")}}
         places.update({name: {v.device.type for v in t.values()} for name, t in trees.items()})

@@ -41,6 +41,7 @@ class Program:
                 owner = METHOD if part is method else part.name
                 with rng_scope(seed, "extend", part.name), net.adding_for(owner):
                     part.extend(net, clients)
+            _check_pattern("shared", method.shared, net)
         self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()
 
@@ -98,6 +99,14 @@ class Program:
                         f"the clients' models differ in the shared tensor {k!r}; unlike models need"
                         " a method that shares none of their weights"
                     )
+
+
+def _check_pattern(what: str, pattern: str, net: Net) -> None:
+    """A word that matches nothing is a misspelling; a word that leaves out nothing does no harm."""
+    for word in pattern.split():
+        if not word.startswith(("!", "@")) and not net.match(word):
+            stages = ", ".join(net.reads)
+            raise BadInput(f"{what}: {word!r} matches no tensor; the stages are {stages}")
 
 
 def check_composition(method: Method) -> None:

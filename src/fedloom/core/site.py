@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 
 from fedloom.core.data import ClientData, Split
 from fedloom.core.message import Down, Plan
@@ -17,6 +17,7 @@ from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
+from fedloom.core.sgd import SGD
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
@@ -54,7 +55,7 @@ class _Loop:
     inputs: list[Callable[[Batch, Site], None]]
     losses: list[Callable[[Batch, Site], Tensor | float]]
     corrections: list[Callable[[Tree, Site], Tree]]
-    sgd: torch.optim.SGD
+    sgd: SGD
     loss_sum: Tensor
     fixed: dict[str, Tensor] = field(default_factory=dict)
     """Outputs, for every training row, of stages that cannot change during this fit."""
@@ -218,10 +219,6 @@ class Site:
         keys = of_method + of_terms
         for k in keys:
             self.w[k].requires_grad_(True)
-        groups = [
-            {"params": [self.w[k] for k in of_method], "weight_decay": opt.weight_decay},
-            {"params": [self.w[k] for k in of_terms], "weight_decay": 0.0},
-        ]
         parts = (self.method, *self.terms)
         return _Loop(
             training=training,
@@ -233,7 +230,7 @@ class Site:
             inputs=[p.inputs for p in parts if p.overrides("inputs")],
             losses=[t.loss for t in self.terms if t.overrides("loss")],
             corrections=[p.grads for p in parts if p.overrides("grads")],
-            sgd=torch.optim.SGD([g for g in groups if g["params"]], opt.lr, opt.momentum),
+            sgd=SGD([self.w[k] for k in keys], opt, decayed=len(of_method)),
             loss_sum=torch.zeros((), device=self.device),
         )
 
@@ -306,9 +303,5 @@ class Site:
     def apply(self, g: Tree) -> None:
         """Clip and take the optimiser's step with this gradient."""
         loop = self._running
-        for k in loop.keys:
-            self.w[k].grad = g[k]
-        if loop.opt.clip:
-            nn.utils.clip_grad_norm_([self.w[k] for k in loop.keys], loop.opt.clip)
-        loop.sgd.step()
+        loop.sgd.step([g[k] for k in loop.keys])
         loop.applied += 1
