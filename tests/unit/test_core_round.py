@@ -227,9 +227,11 @@ class Reads(Term):
 
 def test_every_part_aggregates_from_the_old_state_and_gets_a_copy() -> None:
     prog = program(Reads())
-    old = initial_server(prog)[METHOD]["head.bias"]
-    server = merged(prog, {0: upload(prog, 99)})
+    r = Round(prog, PLAN, initial_server(prog), [0])
+    r.add(0, upload(prog, 99))
+    server, old = merge(r), r.server[METHOD]["head.bias"]
     assert torch.equal(server["reads"]["seen"], old)
+    assert server["reads"]["seen"].data_ptr() != old.data_ptr()
     assert server[METHOD]["head.bias"].tolist() == [99, 99, 99]
 
 
