@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -243,16 +242,23 @@ def fedloom(*args: str | Path) -> Done:
     return Done(int(code or 0), out.getvalue(), err.getvalue())
 
 
+# Tests that run in the background ignore Ctrl-C, which a child would inherit.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from fedloom.cli import main
+main()
+"""
+
+
 def start_fedloom(*args: str | Path) -> subprocess.Popen[str]:
     """The command line in a process (and process group) of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from fedloom.cli import main; main()", *map(str, args)],
+        [sys.executable, "-c", START, *map(str, args)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        # A test run in the background ignores Ctrl-C, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
