@@ -52,7 +52,10 @@ def test_overrides_are_literals_or_text(text: str, key: str, value: object) -> N
         ({"participation": 1.1}, "participation = 1.1 will not do: it should be less than or"),
         ({"lr": -0.1}, "lr = -0.1 will not do: it should be greater than 0"),
         ({"momentum": 1}, "momentum = 1 will not do: it should be less than 1"),
-        ({"normalize": "x"}, "normalize = 'x' will not do: it should be 'half', 'channel' or"),
+        (
+            {"normalize": "x"},
+            "normalize = 'x' will not do: it should be 'auto', 'half'",
+        ),
         ({"method": 3}, "method = 3 will not do: it should be a valid string"),
         ({"data": " "}, "data = ' ' will not do: string should have at least 1 character"),
         ({"out": ""}, "out = '' will not do: string should have at least 1 character"),
@@ -117,3 +120,8 @@ def test_changing_a_configuration_checks_it() -> None:
     assert config.rounds == 50
     with pytest.raises(BadInput, match="rounds"):
         config.changed(rounds=-1)
+
+
+def test_normalize_none_means_none_and_not_by_the_data() -> None:
+    assert RunConfig.read(overrides=["normalize=none"]).normalization == "none"
+    assert RunConfig().normalization is None

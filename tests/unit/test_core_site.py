@@ -22,7 +22,7 @@ from fedloom.core.site import CPU, Site, Visit
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import clone
 from fedloom.core.wire import pack, unpack
-from fedloom.errors import TrainingError
+from fedloom.errors import BadInput, TrainingError
 from helpers import Played, mlp, play, run, same, tables
 
 SIX = tables(6, 4)
@@ -575,3 +575,9 @@ def test_a_step_happens_on_the_sites_device(device: str) -> None:
         s.fit(Phase())
     assert len(places) == 10
     assert set().union(*places.values()) == {device}, places
+
+
+def test_a_phase_that_trains_nothing_is_refused_by_name() -> None:
+    s = site(Method(opt=OPT), mlp())
+    with pytest.raises(BadInput, match="phase 'body' trains nothing"):
+        s.fit(Phase("body", "nothing.*"))

@@ -21,7 +21,7 @@ from fedloom.core.sgd import SGD
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
-from fedloom.errors import TrainingError
+from fedloom.errors import BadInput, TrainingError
 
 SCAN_ROWS = 512
 """Rows per forward pass when no gradient is needed."""
@@ -217,6 +217,11 @@ class Site:
         of_method = [k for k, o in owner.items() if o == METHOD and k in pattern]
         of_terms = [k for k, o in owner.items() if o in trained_terms]
         keys = of_method + of_terms
+        if not keys:
+            raise BadInput(
+                f"{self.method.name}: phase {phase.name!r} trains nothing of this model"
+                f" ({phase.train!r}); choose a model with such stages"
+            )
         for k in keys:
             self.w[k].requires_grad_(True)
         parts = (self.method, *self.terms)

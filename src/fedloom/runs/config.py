@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    field_validator,
+)
 
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
@@ -33,8 +40,8 @@ class RunConfig(BaseModel):
     split: Words = Field("merged(train=0.75)", description="how rows become train, val and test")
     shift: Words | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
     augment: Words | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
-    normalize: Literal["half", "channel", "none"] | None = Field(
-        None, description="half, channel or none; by default what suits the data"
+    normalize: Literal["auto", "half", "channel", "none"] = Field(
+        "auto", description="half, channel or none; auto: by the data"
     )
     image_size: int | None = Field(None, ge=1, description="resize images to this square")
     partition_seed: int = Field(0, description="seed of partition, split and shift")
@@ -67,6 +74,16 @@ class RunConfig(BaseModel):
     device: Words = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")
+
+    @field_validator("normalize", mode="before")
+    @classmethod
+    def _none_is_a_word(cls, value: Any) -> Any:
+        return "none" if value is None else value  # `normalize=none` reads as a value, not a word
+
+    @property
+    def normalization(self) -> Literal["half", "channel", "none"] | None:
+        """What `load` takes; None: by the data."""
+        return None if self.normalize == "auto" else self.normalize
 
     @classmethod
     def read(

@@ -84,7 +84,7 @@ def federated(config: RunConfig, data: FederatedData | Source | None = None) -> 
     if isinstance(data, FederatedData):
         return data
     if data is None:
-        data = load(config.data, normalize=config.normalize, image_size=config.image_size)
+        data = load(config.data, normalize=config.normalization, image_size=config.image_size)
     partition: str | Partition = config.partition
     if config.partition.endswith(".json"):
         partition = Partition.load(Path(config.partition))

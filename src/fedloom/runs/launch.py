@@ -62,7 +62,7 @@ class Given:
         """The experiment of a configuration and these objects."""
         data = None if isinstance(self.data, str) else self.data
         if data is not None and not isinstance(data, FederatedData):
-            data = load(data, normalize=config.normalize, image_size=config.image_size)
+            data = load(data, normalize=config.normalization, image_size=config.image_size)
         return Experiment.build(
             config,
             None if isinstance(self.method, str) else self.method,
