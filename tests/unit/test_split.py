@@ -179,7 +179,8 @@ def test_random_layers_are_compared_on_the_same_draws() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.randn_like(x)
 
-    split(nn.Sequential(Noise(), nn.Linear(8, 3)), head="1", shape=(8,))
+    net = split(nn.Sequential(Noise(), nn.Linear(8, 3)), head="1", shape=(8,))
+    assert net.shape_of("head") == (3,)
 
 
 # ---------------------------------------------------------------------- refusals

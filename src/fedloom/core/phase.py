@@ -72,6 +72,15 @@ class Phase:
         return Schedule(self, replace(opt, lr=opt.lr * opt.decay ** max(t - 1, 0)))
 
 
+def tuning(train: str, epochs: int, lr: float | None = None) -> tuple[Phase, ...]:
+    """A method's `adapt`: one phase of so many epochs, or none.
+
+    >>> tuning("head.*", 0)
+    ()
+    """
+    return (Phase("tune", train, epochs=epochs, lr=lr),) if epochs else ()
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A phase with every value settled: the order of batches follows from it and a generator."""

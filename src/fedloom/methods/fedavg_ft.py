@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
-from fedloom.core.phase import Phase
+from fedloom.core.phase import Phase, tuning
 from fedloom.methods import register
 
 
@@ -38,4 +38,4 @@ class FedAvgFT(Method):
 
     @property
     def adapt(self) -> tuple[Phase, ...]:
-        return (Phase("tune", self.tune, epochs=self.adapt_epochs),)
+        return tuning(self.tune, self.adapt_epochs)

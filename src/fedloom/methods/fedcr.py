@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedloom.core.method import Method
-from fedloom.core.phase import Phase
+from fedloom.core.phase import tuning
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.gaussian import SMALLEST, Gaussian, Sample
@@ -73,7 +73,7 @@ class FedCR(Method):
 
     @property
     def adapt(self):
-        return (Phase("head", "head.*", epochs=self.adapt_epochs),) if self.adapt_epochs else ()
+        return tuning("head.*", self.adapt_epochs)
 
     def extend(self, net, clients):
         if "gauss" in net.reads:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
-from fedloom.core.phase import Phase
+from fedloom.core.phase import Phase, tuning
 from fedloom.methods import register
 
 
@@ -37,4 +37,4 @@ class FedPer(Method):
 
     @property
     def adapt(self) -> tuple[Phase, ...]:
-        return (Phase("head", "head.*", epochs=self.adapt_epochs),) if self.adapt_epochs else ()
+        return tuning("head.*", self.adapt_epochs)

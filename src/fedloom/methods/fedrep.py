@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
-from fedloom.core.phase import Phase
+from fedloom.core.phase import Phase, tuning
 from fedloom.methods import register
 
 
@@ -50,6 +50,4 @@ class FedRep(Method):
 
     @property
     def adapt(self) -> tuple[Phase, ...]:
-        if not self.adapt_epochs:
-            return ()
-        return (Phase("head", "head.*", epochs=self.adapt_epochs, lr=self.head_lr),)
+        return tuning("head.*", self.adapt_epochs, self.head_lr)
