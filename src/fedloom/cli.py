@@ -158,12 +158,9 @@ def compare_command(
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
-    from fedloom.methods import parse_method
     from fedloom.runs.compare import compare
     from fedloom.runs.progress import comparison_table
 
-    for name in names:
-        parse_method(name)  # the last one misspelt should not cost the runs before it
     folder = chosen.out or _new_folder("compare")
     given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
     with _stoppable(folder, compare=True), _bar(quiet, runs=len(names) * seeds) as bar:

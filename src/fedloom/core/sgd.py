@@ -1,7 +1,7 @@
 """Stochastic gradient descent on a few tensors: the one optimiser of the one loop.
 
-The same arithmetic as torch's own, tensor by tensor; importing that one costs every process more
-than a second, and each of its steps more than the step of a small network.
+The same arithmetic as torch's own, tensor by tensor, without its import of the compiler in every
+process and its wrappers around every step, which small networks feel.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.errors import BadInput
+from fedloom.methods import parse_method
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunPaths, write_json
 from fedloom.runs.launch import Given, engine_of, go_on, read_config, start
@@ -87,6 +88,9 @@ def compare(
     if not methods or not seeds:
         raise BadInput("a comparison needs at least one method and one seed")
     rows: list[Row] = []
+    for method in methods:
+        if isinstance(method, str):
+            parse_method(method)  # the last one misspelt should not cost the runs before it
     everything = [Given(method, data, model) for method in methods]
     base = everything[0].config(settings)
     with engine_of(base) as engine:
