@@ -40,6 +40,7 @@ Config = Annotated[Path | None, typer.Option("--config", help="TOML file with th
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the summary as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="What the flags say, e.g. clients=8."),
@@ -51,7 +52,7 @@ PANELS = {
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
     " weight_decay clip decay drop_last replacement seed",
     "Evaluation": "protocol eval_every",
-    "Where it runs": "engine workers device checkpoint_every out",
+    "Where it runs": "engine workers device memory checkpoint_every out",
 }
 DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
 """The keys that decide a partition, beside its seed."""
@@ -123,19 +124,21 @@ def run_command(
     as_json: Json = False,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    profile: Profile = False,
     flags: dict[str, Any],
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
     from fedloom.runs.experiment import Experiment
     from fedloom.runs.launch import engine_of, start
-    from fedloom.runs.progress import summary_table
+    from fedloom.runs.progress import profile_table, summary_table
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     with _stoppable(str(chosen.out)), _bar(quiet) as bar, engine_of(chosen) as engine:
         watchers = [bar.watcher(chosen.method)] if bar else []
         result = start(Experiment.build(chosen), engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result.summary))
+    _show(profile_table(result.summary) if profile and not as_json else None)
     _print_json(result.summary, as_json)
 
 

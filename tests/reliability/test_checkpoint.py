@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from multiprocessing.process import BaseProcess
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -28,7 +28,9 @@ from torch import Tensor
 
 from fedloom.core.tree import State
 from fedloom.errors import BadInput, CheckpointError
+from fedloom.runs import checkpoint, store
 from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
+from fedloom.runs.store import records
 
 CLIENTS = 8
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -142,28 +144,86 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
         Checkpoints(tmp_path, keep=0)
 
 
+def segments(folder: Path, step: int) -> dict[str, list[int]]:
+    """Who is in which segment of a checkpoint, oldest first."""
+    found = {}
+    for path in sorted((folder / f"step-{step:06d}").glob("*.states")):
+        with open(path, "rb") as file:
+            found[path.name] = [cid for cid, _ in records(file)]
+    return found
+
+
+def linked(folder: Path, *steps: int) -> list[str]:
+    """Segments that two checkpoints share."""
+    one, other = (folder / f"step-{step:06d}" for step in steps)
+    return [n for n in names(one) if (other / n).exists() and (one / n).samefile(other / n)]
+
+
 def test_unchanged_clients_are_linked_and_changed_ones_written(tmp_path: Path) -> None:
     checkpoints = saved(tmp_path, 4, 5)
-    for cid in range(CLIENTS):
-        files = [tmp_path / f"step-00000{s}" / f"client-00000{cid}.safetensors" for s in (4, 5)]
-        assert files[0].samefile(files[1]) == (cid not in changed_at(5))
+    first, second = "clients-000000.states", "clients-000001.states"
+    assert segments(tmp_path, 4) == {first: list(range(CLIENTS))}
+    assert segments(tmp_path, 5) == {first: list(range(CLIENTS)), second: [1, 5]}
+    assert linked(tmp_path, 4, 5) == [first]
     checkpoints.save(snapshot_at(6))
-    files = [tmp_path / f"step-00000{s}" / "client-000000.safetensors" for s in (5, 6)]
-    assert not files[0].samefile(files[1]), "None: any client may have changed"
+    assert segments(tmp_path, 6) == {first: list(range(CLIENTS))}
+    assert linked(tmp_path, 5, 6) == [], "None: any client may have changed"
     for step in (7, 8, 9):  # the oldest owner of a linked file is pruned on the way
         checkpoints.save(snapshot_at(step), changed_at(step))
         assert_equal(Checkpoints(tmp_path).load_latest()[0], snapshot_at(step))
+
+
+def test_nothing_of_the_clients_is_written_when_nothing_changed(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 4)
+    checkpoints.save(replace(snapshot_at(4), step=5), set())
+    assert (
+        linked(tmp_path, 4, 5) == names(tmp_path / "step-000005")[:1] == ["clients-000000.states"]
+    )
+    assert_equal(checkpoints.load_latest()[0], replace(snapshot_at(4), step=5))
+
+
+def test_segments_stay_few_and_mostly_current(tmp_path: Path) -> None:
+    """One client of 32 changes per checkpoint. Each segment holds more than twice as many as the
+    next, so there are at most 1 + log2(32) = 6 of them, with less than 64 states in all."""
+    state: dict[int, State] = {cid: {"m": {"w": torch.zeros(1)}} for cid in range(32)}
+    checkpoints = Checkpoints(tmp_path)
+    written = 0
+    for step in range(1, 41):
+        state = {**state, step % 32: {"m": {"w": torch.full((1,), float(step))}}}
+        checkpoints.save(Snapshot(step, {}, state, 0, {}), None if step == 1 else {step % 32})
+        sizes = [len(ids) for ids in segments(tmp_path, step).values()]
+        assert all(older > 2 * newer for older, newer in pairwise(sizes))
+        assert sum(sizes) < 64
+        written += sizes[-1]
+    assert written < 40 * 6, "states written; all of them every time would be 1280"
+    assert_equal(Checkpoints(tmp_path).load_latest()[0], Snapshot(40, {}, state, 0, {}))
 
 
 def test_after_loading_only_changes_are_written(tmp_path: Path) -> None:
     saved(tmp_path, 4)
     resumed = Checkpoints(tmp_path)
     resumed.load_latest()
-    new = resumed.save(snapshot_at(5), changed_at(5))
-    assert (new / "client-000000.safetensors").samefile(
-        tmp_path / "step-000004" / "client-000000.safetensors"
-    )
+    resumed.save(snapshot_at(5), changed_at(5))
+    assert linked(tmp_path, 4, 5) == ["clients-000000.states"]
     assert_equal(Checkpoints(tmp_path).load_latest()[0], snapshot_at(5))
+    resumed = Checkpoints(tmp_path)
+    resumed.load_latest()  # of two segments
+    resumed.save(snapshot_at(6), changed_at(6))
+    assert_equal(Checkpoints(tmp_path).load_latest()[0], snapshot_at(6))
+
+
+def test_a_client_without_a_change_is_never_read(tmp_path: Path) -> None:
+    """So that states which lie on disk stay there."""
+
+    class Watched(dict[int, State]):
+        def __getitem__(self, cid: int) -> State:
+            read.append(cid)
+            return super().__getitem__(cid)
+
+    read: list[int] = []
+    checkpoints = saved(tmp_path, 4)
+    checkpoints.save(replace(snapshot_at(5), clients=Watched(snapshot_at(5).clients)), {1, 5})
+    assert read == [1, 5]
 
 
 def test_without_a_known_previous_checkpoint_everything_is_written(tmp_path: Path) -> None:
@@ -172,12 +232,19 @@ def test_without_a_known_previous_checkpoint_everything_is_written(tmp_path: Pat
     assert_equal(Checkpoints(tmp_path).load_latest()[0], snapshot_at(9))
 
 
-def test_a_client_that_is_new_or_gone_or_damaged_before(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [(), (3,)])
+@pytest.mark.parametrize("damage", ["short", "missing", "none"])
+def test_a_client_that_is_new_or_gone_or_damaged_before(
+    tmp_path: Path, gone: tuple[int, ...], damage: str
+) -> None:
     checkpoints = saved(tmp_path, 4)
-    (tmp_path / "step-000004" / "client-000001.safetensors").write_bytes(b"short")
-    (tmp_path / "step-000004" / "client-000002.safetensors").unlink()
+    segment = tmp_path / "step-000004" / "clients-000000.states"
+    if damage == "short":
+        segment.write_bytes(b"short")
+    elif damage == "missing":
+        segment.unlink()
     after = snapshot_at(4)
-    clients = {cid: state for cid, state in after.clients.items() if cid != 3}
+    clients = {cid: state for cid, state in after.clients.items() if cid not in gone}
     wanted = replace(after, step=5, clients={**clients, 99: {"m": {"a": torch.ones(1)}}})
     checkpoints.save(wanted, changed=set())
     assert_equal(Checkpoints(tmp_path).load_latest()[0], wanted)
@@ -201,9 +268,7 @@ def alter(path: Path) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "file", ["manifest.json", "server.safetensors", "client-000001.safetensors"]
-)
+@pytest.mark.parametrize("file", ["manifest.json", "server.safetensors", "clients-000001.states"])
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
@@ -279,9 +344,9 @@ def test_another_format_stops_instead_of_falling_back(
 ) -> None:
     checkpoints = saved(tmp_path, 4)
     with monkeypatch.context() as newer:
-        newer.setattr("fedloom.runs.checkpoint.FORMAT", 2)
+        newer.setattr("fedloom.runs.checkpoint.FORMAT", 3)
         checkpoints.save(snapshot_at(5))
-    with pytest.raises(CheckpointError, match="step-000005 is in format 2"):
+    with pytest.raises(CheckpointError, match="step-000005 is in format 3"):
         Checkpoints(tmp_path).load_latest()
 
 
@@ -337,8 +402,6 @@ def save_until_call(folder: Path, fatal: int) -> None:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(calls) == fatal:
-                if name == "write_bytes":
-                    real(args[0], args[1][: len(args[1]) // 2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **kwargs)
 
@@ -346,7 +409,8 @@ def save_until_call(folder: Path, fatal: int) -> None:
 
     for name in ("mkdir", "link", "fsync", "rename", "rmdir", "unlink"):
         die_at(os, name)
-    die_at(Path, "write_bytes")
+    die_at(store, "pack")  # half of a segment is written
+    die_at(checkpoint, "_manifest")
     checkpoints.save(snapshot_at(step), changed_at(step))
 
 
@@ -357,7 +421,7 @@ def started(target: Callable[..., None], *args: object) -> BaseProcess:
 
 
 def test_kill_9_at_any_call_leaves_a_good_checkpoint(tmp_path: Path) -> None:
-    saved(tmp_path / "start", 4, 5)
+    saved(tmp_path / "start", 4).save(snapshot_at(5))
     for fatal in count():
         folder = tmp_path / str(fatal)
         shutil.copytree(tmp_path / "start", folder)
@@ -375,7 +439,9 @@ def test_kill_9_at_any_call_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         if process.exitcode == 0:
             break
         assert process.exitcode == -signal.SIGKILL
-    assert fatal > 20, "the save was killed at every call it made"
+    # mkdir; server, link, two clients, manifest; 3 files and the folder synced; rename, folder
+    # synced; the oldest renamed, its 3 files and itself removed
+    assert fatal >= 1 + 5 + 4 + 2 + 5, "the save was killed at every call it made"
 
 
 def test_kill_9_at_any_time_leaves_a_good_checkpoint(tmp_path: Path) -> None:

@@ -285,6 +285,7 @@ def test_shared_tests_are_for_the_global_model():
 
 EXPECTED = {
     "fedloom": MEAN["final"],
+    "cohort": MEAN["trained"],
     "dbe": POOLED["final"],
     "fedbr": (3 / 4 + 1 / 2) / 2,  # the global model says class 0 on the two shared sets
     "dualfed": MEAN["received"],
@@ -324,6 +325,7 @@ def test_what_the_presets_say():
     }
     assert changed == {
         "fedloom": {"also": ("trained",)},
+        "cohort": {"moment": "trained", "clients": "cohort"},
         "dbe": {"select": "best_test", "average": "samples"},
         "fedbr": {
             "model": "global",

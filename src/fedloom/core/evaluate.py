@@ -19,6 +19,7 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.site import SCAN_ROWS, Site, Visit
+from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, place, place_state
 from fedloom.errors import BadInput
 
@@ -74,6 +75,8 @@ class Protocol:
 
 PROTOCOLS: Mapping[str, Protocol] = {
     "fedloom": Protocol(also=("trained",)),
+    # Only who took part, on the model just trained: no round visits all of many clients.
+    "cohort": Protocol(moment="trained", clients="cohort"),
     # Before local training, all clients, samples pooled, best round on test, fine-tuning methods
     # after fine-tuning.
     "dbe": Protocol(select="best_test", average="samples"),
@@ -103,7 +106,7 @@ def evaluate(visit: Visit, ask: Ask) -> dict[str, Score]:
     """Scores by "moment/split". Trains on copies where the moment needs it; keeps nothing."""
     scores: dict[str, Score] = {}
     for moment in ask.moments:
-        with rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
+        with timed("evaluation"), rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
             state = _model_at(visit, moment, ask.model)
             scores |= score_client(visit.program, visit.cid, visit.data, state, moment, ask)
     return scores

@@ -42,12 +42,12 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         n, maps = len(self.source), self.partition.label_maps
-        every = [*(c.all for c in self.partition.clients), *self.partition.shared.values()]
+        packed = self.partition.packed
+        every = [packed.rows, *self.partition.shared.values()]
         if any(rows.max(initial=-1) >= n for rows in every):
             raise BadInput(f"the partition names rows that {self.source.name!r} ({n} rows) lacks")
-        for cid, client in enumerate(self.partition.clients):
-            if not len(client.train):
-                raise PartitionError(f"client {cid} has no training rows")
+        if len(idle := np.flatnonzero(packed.sizes[:, 0] == 0)):
+            raise PartitionError(f"client {idle[0]} has no training rows")
         if maps is not None and maps.shape != (len(self.partition), self.classes):
             raise BadInput(f"label maps are {maps.shape}, not one per client and class")
         if self.augment is not None and self.source.kind != "image":
@@ -114,6 +114,10 @@ class FederatedData:
         )
         assert train is not None  # the constructor refuses clients without training rows
         return ClientData(train, val, test, self.classes)
+
+    def size(self, cid: int) -> int:
+        """Training rows of a client."""
+        return len(self.partition.clients[cid].train)
 
     @property
     def shared_tests(self) -> Mapping[str, Rows]:

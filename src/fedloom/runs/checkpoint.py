@@ -1,7 +1,8 @@
 """Checkpoints: what a run needs to go on, in files that tell when they were damaged.
 
-`checkpoints/step-000012/` holds `server.safetensors`, one `client-000003.safetensors` for every
-client with a state, and `manifest.json` with the size and sha256 of each and of itself.
+`checkpoints/step-000012/` holds `server.safetensors`, segments with clients' states
+(`clients-000003.states`, each a row of `store.record`), and `manifest.json` with the size and
+sha256 of each and of itself.
 """
 
 from __future__ import annotations
@@ -10,30 +11,43 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from hashlib import sha256
+from dataclasses import dataclass, field, replace
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from fedloom.core.tree import State, plain
-from fedloom.core.wire import pack, unpack
+from fedloom.core.wire import unpack
 from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs.folder import sync_folder
+from fedloom.runs.store import packed, record, records
 
-FORMAT = 1
+FORMAT = 2
 _MANIFEST = "manifest.json"
 _SERVER = "server.safetensors"
-_CLIENT = re.compile(r"client-(\d+)\.safetensors")
+_SEGMENT = re.compile(r"clients-(\d+)\.states")
 _STEP = re.compile(r"step-(\d+)(?:-(\d+))?")
 _WRITING, _REMOVING = ".writing-", ".removing-"
 
-Records = dict[str, dict[str, Any]]
-"""File name -> {"size": bytes, "sha256": digest}."""
+
+@dataclass(frozen=True)
+class _File:
+    """A file of a checkpoint, and the clients in it."""
+
+    name: str
+    size: int
+    sha256: str
+    ids: frozenset[int] = frozenset()
+
+    @property
+    def number(self) -> int:
+        """Of a segment; a client's state is in the highest that has its id."""
+        found = _SEGMENT.fullmatch(self.name)
+        return int(found[1]) if found else -1
 
 
 @dataclass(frozen=True)
@@ -43,8 +57,8 @@ class Snapshot:
     step: int
     """Index of the next plan in the schedule."""
     server: State
-    clients: dict[int, State]
-    """What each client keeps, by id; loaded in id order."""
+    clients: Mapping[int, State]
+    """What each client keeps, by id."""
     journal_bytes: int
     """Where the journal goes on."""
     totals: dict[str, float]
@@ -64,8 +78,11 @@ class Checkpoints:
     kill at any instant leaves those before it as they were. One writer at a time: hold the
     `RunFolder`.
 
-    Files of unchanged clients are hard links to the previous checkpoint's. They cost nothing,
-    but damage to such a file on the disk damages every checkpoint that shares it.
+    The clients that changed are written to one new segment, the segments before it are hard links
+    to the previous checkpoint's. They cost nothing, but damage to such a file on the disk damages
+    every checkpoint that shares it. The new segment also takes over those that hold up to twice as
+    many clients as itself. So each is more than twice the next, there are few of them, less than
+    half of all that lies there is out of date, and a state is seldom written again.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -73,7 +90,7 @@ class Checkpoints:
             raise BadInput(f"at least one checkpoint has to be kept, not {keep}")
         self.folder = folder
         self.keep = keep
-        self._previous: tuple[Path, Records] | None = None
+        self._previous: tuple[Path, list[_File]] | None = None
         self._damaged: list[str] = []
 
     def steps(self) -> list[int]:
@@ -91,7 +108,7 @@ class Checkpoints:
         try:
             self._clean_up()
             writing.mkdir(parents=True)
-            records = self._write(writing, snapshot, changed)
+            segments = self._write(writing, snapshot, changed)
             place = self._place(snapshot.step)
             os.rename(writing, place)
             sync_folder(self.folder)
@@ -101,20 +118,26 @@ class Checkpoints:
                 f"cannot save step {snapshot.step} in {self.folder}: {error};"
                 " the checkpoints before it are intact"
             ) from error
-        self._previous = (place, records)
+        self._previous = (place, segments)
         self._prune(place.name)
         return place
 
-    def load_latest(self) -> tuple[Snapshot, list[str]]:
-        """The newest good checkpoint, and a sentence for every newer one that is damaged."""
+    def load_latest(
+        self, into: MutableMapping[int, State] | None = None
+    ) -> tuple[Snapshot, list[str]]:
+        """The newest good checkpoint, and a sentence for every newer one that is damaged.
+
+        Clients' states are put one by one `into` an empty mapping, by default a dictionary.
+        """
+        clients = {} if into is None else into
         damaged: dict[str, str] = {}
         for name in self._newest_first():
             try:
-                snapshot, records = _read(self.folder / name)
+                snapshot, segments = _read(self.folder / name, clients)
             except _Damage as damage:
                 damaged[name] = f"checkpoint {name} is damaged ({damage})"
                 continue
-            self._previous = (self.folder / name, records)
+            self._previous = (self.folder / name, segments)
             self._damaged = list(damaged)
             return snapshot, [f"{why}; going on from {name}" for why in damaged.values()]
         reasons = "; ".join(damaged.values()) or "it has no step-* folder"
@@ -123,37 +146,39 @@ class Checkpoints:
             " start the run again with --overwrite"
         )
 
-    def _write(self, folder: Path, snapshot: Snapshot, changed: set[int] | None) -> Records:
-        new = {_SERVER: _write_state(folder / _SERVER, snapshot.server, "the server")}
-        linked: Records = {}
-        for cid in sorted(snapshot.clients):
-            name = _client_name(cid)
-            record = None if changed is None or cid in changed else self._link(folder, name)
-            if record is not None:
-                linked[name] = record
-            else:
-                new[name] = _write_state(folder / name, snapshot.clients[cid], f"client {cid}")
-        records = dict(sorted((new | linked).items()))
-        (folder / _MANIFEST).write_text(_manifest(snapshot, records), encoding="utf-8")
+    def _write(self, folder: Path, snapshot: Snapshot, changed: set[int] | None) -> list[_File]:
+        server = _write_file(folder / _SERVER, [packed(snapshot.server, "the server")])
+        ids, linked = self._divide(folder, snapshot.clients, changed)
+        new: list[_File] = []
+        if ids:
+            name = f"clients-{max((s.number for s in linked), default=-1) + 1:06d}.states"
+            written = _write_file(folder / name, _records(snapshot.clients, ids))
+            new = [replace(written, ids=frozenset(ids))]
+        text = _manifest(snapshot, [server, *linked, *new])
+        (folder / _MANIFEST).write_text(text, encoding="utf-8")
         # All are written before the first is synced, so that the disk can take them together.
-        for name in (*new, _MANIFEST):
+        for name in (_SERVER, *(s.name for s in new), _MANIFEST):
             with open(folder / name, "r+b") as file:
                 os.fsync(file.fileno())
         sync_folder(folder)
-        return records
+        return [*linked, *new]
 
-    def _link(self, folder: Path, name: str) -> dict[str, Any] | None:
-        """The record of a file taken over from the previous checkpoint; None if it cannot be."""
-        if self._previous is None:
-            return None
-        previous, records = self._previous
-        record = records.get(name)
-        # Not there, cut short, or a file system without links: the state is written anew.
-        with suppress(OSError):
-            if record and (previous / name).stat().st_size == record["size"]:
-                os.link(previous / name, folder / name)
-                return record
-        return None
+    def _divide(
+        self, folder: Path, clients: Mapping[int, State], changed: set[int] | None
+    ) -> tuple[list[int], list[_File]]:
+        """The clients to write, and the segments taken over from the previous checkpoint."""
+        previous, old = self._previous or (folder, [])
+        known = frozenset().union(*(s.ids for s in old))
+        if changed is None or not known <= clients.keys():  # a segment cannot say who is gone
+            return sorted(clients), []
+        new = (clients.keys() - known) | (changed & clients.keys())
+        linked: list[_File] = []
+        for segment in reversed(old):
+            if len(segment.ids) <= 2 * len(new) or not _link(previous, folder, segment):
+                new |= segment.ids
+            else:
+                linked.insert(0, segment)
+        return sorted(new), linked
 
     def _place(self, step: int) -> Path:
         """`step-000012`, or `step-000012-1` beside it when that step is saved once more: a folder
@@ -198,8 +223,8 @@ def state_sha256(server: State, clients: Mapping[int, State]) -> str:
     True
     """
     digest = sha256()
-    owners = {"server": server} | {f"client {cid}": clients[cid] for cid in sorted(clients)}
-    for owner, state in owners.items():
+    for cid in (None, *sorted(clients)):  # one state at a time: there may be many
+        owner, state = ("server", server) if cid is None else (f"client {cid}", clients[cid])
         for name, tree in sorted(state.items()):
             for key in sorted(tree):
                 tensor = plain(tree[key])
@@ -210,24 +235,33 @@ def state_sha256(server: State, clients: Mapping[int, State]) -> str:
     return digest.hexdigest()
 
 
-def _write_state(path: Path, state: State, owner: str) -> dict[str, Any]:
-    """Write a state and return the record of its file."""
-    data = _pack(state, owner)
-    path.write_bytes(data)
-    return {"size": len(data), "sha256": sha256(data).hexdigest()}
+def _records(clients: Mapping[int, State], ids: list[int]) -> Iterator[bytes]:
+    if ids[0] < 0:
+        raise CheckpointError(f"cannot save the state of client {ids[0]}: an id is 0 or more")
+    for cid in ids:
+        yield record(cid, packed(clients[cid], f"client {cid}"))
 
 
-def _pack(state: State, owner: str) -> bytes:
-    try:
-        return pack(state)
-    except (KeyError, ValueError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(
-            f"cannot save the state of {owner}: safetensors does not take it"
-            f" ({type(error).__name__}: {error})"
-        ) from error
+def _write_file(path: Path, parts: Iterable[bytes]) -> _File:
+    """Write parts one after another, never all in memory."""
+    digest, size = sha256(), 0
+    with open(path, "wb") as file:
+        for part in parts:
+            size += file.write(part)
+            digest.update(part)
+    return _File(path.name, size, digest.hexdigest())
 
 
-def _manifest(snapshot: Snapshot, records: Records) -> str:
+def _link(previous: Path, folder: Path, file: _File) -> bool:
+    """Take a file over. Not there, cut short, or a file system without links: it cannot be."""
+    with suppress(OSError):
+        if (previous / file.name).stat().st_size == file.size:
+            os.link(previous / file.name, folder / file.name)
+            return True
+    return False
+
+
+def _manifest(snapshot: Snapshot, files: list[_File]) -> str:
     try:
         text = json.dumps(
             {
@@ -236,7 +270,7 @@ def _manifest(snapshot: Snapshot, records: Records) -> str:
                 "journal_bytes": snapshot.journal_bytes,
                 "totals": snapshot.totals,
                 "extra": snapshot.extra,
-                "files": records,
+                "files": {f.name: {"size": f.size, "sha256": f.sha256} for f in files},
             }
         )
     except (TypeError, ValueError) as error:
@@ -252,26 +286,33 @@ def _body_sha256(body: dict[str, Any]) -> str:
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _read(folder: Path) -> tuple[Snapshot, Records]:
+def _read(folder: Path, clients: MutableMapping[int, State]) -> tuple[Snapshot, list[_File]]:
     body = _read_manifest(folder)
-    server: State = {}
-    clients: dict[int, State] = {}
-    for name, record in body["files"].items():
-        state = unpack(_read_whole(folder / name, record))
-        client = _CLIENT.fullmatch(name)
-        if client is None:
-            server = state
-        else:
-            clients[int(client[1])] = state
+    files = [_File(name, **rest) for name, rest in body["files"].items()]
+    for file in files:  # all of them, before a state of any is used
+        _check(folder / file.name, file)
+    segments = sorted((f for f in files if f.name != _SERVER), key=lambda f: f.number)
+    newest_first = [_read_segment(folder, s, clients) for s in reversed(segments)]
     snapshot = Snapshot(
         step=body["step"],
-        server=server,
-        clients=dict(sorted(clients.items())),
+        server=unpack((folder / _SERVER).read_bytes()),
+        clients=clients,
         journal_bytes=body["journal_bytes"],
         totals=body["totals"],
         extra=body["extra"],
     )
-    return snapshot, body["files"]
+    return snapshot, newest_first[::-1]
+
+
+def _read_segment(folder: Path, segment: _File, clients: MutableMapping[int, State]) -> _File:
+    """Put the states that no newer segment had `into` the mapping; returns who is in it."""
+    ids = set()
+    with open(folder / segment.name, "rb") as file:
+        for cid, data in records(file):
+            ids.add(cid)
+            if cid not in clients:
+                clients[cid] = unpack(data)
+    return replace(segment, ids=frozenset(ids))
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -291,13 +332,19 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return dict(body)
 
 
-def _read_whole(path: Path, record: Mapping[str, Any]) -> bytes:
-    data = _read_bytes(path)
-    if len(data) != record["size"]:
-        raise _Damage(f"{path.name}: {len(data)} bytes instead of {record['size']}")
-    if sha256(data).hexdigest() != record["sha256"]:
-        raise _Damage(f"{path.name}: sha256 differs")
-    return data
+def _check(path: Path, file: _File) -> None:
+    """Is it the file that was written? Read in pieces: it may exceed the memory."""
+    try:
+        size = path.stat().st_size
+        if size != file.size:
+            raise _Damage(f"{path.name}: {size} bytes instead of {file.size}")
+        with open(path, "rb") as opened:
+            if file_digest(opened, "sha256").hexdigest() != file.sha256:
+                raise _Damage(f"{path.name}: sha256 differs")
+    except FileNotFoundError:
+        raise _Damage(f"{path.name}: missing") from None
+    except OSError as error:
+        raise _Damage(f"{path.name}: {error}") from error
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -315,12 +362,6 @@ def _names(folder: Path) -> list[str]:
 
 def _name(step: int) -> str:
     return f"step-{step:06d}"
-
-
-def _client_name(cid: int) -> str:
-    if cid < 0:
-        raise CheckpointError(f"cannot save the state of client {cid}: an id is 0 or more")
-    return f"client-{cid:06d}.safetensors"
 
 
 def _rank(name: str) -> tuple[int, int]:

@@ -65,12 +65,17 @@ class RunConfig(BaseModel):
     drop_last: bool | None = Field(None, description="leave out incomplete batches")
     replacement: bool | None = Field(None, description="draw batches with replacement")
 
-    protocol: Words = Field("fedloom", description="fedloom, dbe, fedbr, dualfed, fedcr or fedpac")
+    protocol: Words = Field(
+        "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
+    )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
     seed: int = Field(0, description="seed of everything but the partition")
 
-    engine: Words = Field("inline", description="inline or pool")
+    engine: Words = Field("inline", description="inline, pool or vectorized")
     workers: int = Field(2, ge=1, description="processes of the pool")
+    memory: float = Field(
+        1024, gt=0, description="MB for what clients keep; beyond it they live on disk"
+    )
     device: Words = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")

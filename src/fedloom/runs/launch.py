@@ -30,7 +30,7 @@ class Result:
     records: list[Record]
     experiment: Experiment
     server: State
-    clients: dict[int, State]
+    clients: Mapping[int, State]
     warnings: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Self, get_args
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -18,6 +18,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
 from fedloom.runs.compare import Comparison
 from fedloom.runs.experiment import Experiment
@@ -113,6 +114,21 @@ def summary_table(summary: Record) -> Table:
     table.add_row("state", summary["state_sha256"][:16])
     if summary["run"]:
         table.add_row("run", Text(summary["run"], overflow="fold"))
+    return table
+
+
+def profile_table(summary: Record) -> Table:
+    """Where the time of a run went, in this process and in the engine's others."""
+    places = {k: v for k, v in summary["activities"].items() if v}
+    whole = sum(sum(seconds.values()) for seconds in places.values()) or 1.0
+    table = Table(title=f"Where the time went ({summary['seconds']:.1f} s by the clock)")
+    table.add_column("activity")
+    for place in (*places, "share"):
+        table.add_column(place, justify="right")
+    for activity in get_args(Activity):
+        spent = [seconds.get(activity, 0.0) for seconds in places.values()]
+        shown = [f"{s:.2f} s" for s in spent]
+        table.add_row(activity, *shown, f"{100 * sum(spent) / whole:.1f} %")
     return table
 
 

@@ -12,6 +12,7 @@ import torch
 
 from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.stopwatch import Seconds, timed
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Engine, Job
 from fedloom.methods import describe
@@ -20,7 +21,8 @@ from fedloom.runs.evaluation import Evaluator, Scores
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder, write_json
 from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record, result, round_scores
+from fedloom.runs.scores import Record, result, round_scores, total
+from fedloom.runs.store import ClientStates
 
 
 class Watcher(Protocol):
@@ -49,7 +51,9 @@ class Runner:
         self.experiment, self.engine, self.folder = experiment, engine, folder
         self.program, self.watchers = experiment.program, watchers
         self.server: State = initial_server(self.program)
-        self.clients: dict[int, State] = {}
+        self.clients = ClientStates(
+            int(experiment.config.memory * 2**20), None if folder is None else folder.path
+        )
         self.records: list[Record] = []
         self.warnings: list[str] = []
         self.done = 0
@@ -65,6 +69,7 @@ class Runner:
         """Every plan that is left, then the summary."""
         with one_thread(), self._writing():
             self.engine.open(self.program, self.experiment.data)
+            self._activities()  # what was before does not count
             for watcher in self.watchers:
                 watcher.begun(self.experiment, self.done)
             try:
@@ -85,8 +90,8 @@ class Runner:
         checkpoints = Checkpoints(self.folder.checkpoints)
         if not checkpoints.steps():
             return
-        snapshot, self.warnings = checkpoints.load_latest()
-        self.done, self.server, self.clients = snapshot.step, snapshot.server, snapshot.clients
+        snapshot, self.warnings = checkpoints.load_latest(self.clients)
+        self.done, self.server = snapshot.step, snapshot.server
         self._totals = dict(snapshot.totals)
         self._checkpoints, self._saved = checkpoints, snapshot.step
         with Journal.open(self.folder.metrics) as journal:
@@ -105,6 +110,7 @@ class Runner:
             "clients": self.program.clients,
             "seed": config.seed,
             **totals,
+            "activities": total([r["activities"] for r in self.records]),
             "state_sha256": state_sha256(self.server, self.clients),
             "partition_sha256": self.experiment.data.partition.fingerprint,
             "run": None if self.folder is None else str(self.folder.path),
@@ -112,23 +118,27 @@ class Runner:
 
     def _step(self, plan: Plan) -> None:
         """One plan. Nothing of it is kept before all of it is done."""
-        clock = _Clock()
+        begun = time.perf_counter()
         cohort = self.program.cohort(plan, self.experiment.config.participation)
         r = Round(self.program, plan, self.server, cohort)
-        scores, kept = Scores(), {}
+        scores, kept = Scores(), self.clients.draft()
         sent = {"bytes_up": 0, "bytes_down": 0}
-        for cid, up, own in self.engine.clients(
-            self._jobs(r, cohort, sent), self._evaluator.inside(plan)
-        ):
+
+        def job(cid: int) -> Job:
+            down = send(r, cid)
+            sent["bytes_down"] += nbytes(down.state)
+            return Job(cid, down, self.clients.get(cid))
+
+        inside = self._evaluator.inside(plan)
+        for cid, up, own in self.engine.clients(cohort, job, inside):
             sent["bytes_up"] += nbytes(up.state)
             scores.read(cid, up.metrics)
-            r.add(cid, up)
+            with timed("aggregation"):
+                r.add(cid, up)
             kept[cid] = own
-        clock.lap("clients")
-        server = merge(r)
-        clock.lap("merge")
+        with timed("aggregation"):
+            server = merge(r)
         self._evaluator.after(plan, cohort, server, ChainMap(kept, self.clients), scores)
-        clock.lap("evaluate")
         record = {
             "step": self.done,
             "round": plan.t,
@@ -137,22 +147,21 @@ class Runner:
             "cohort": cohort,
             "loss": _mean_loss(r),
             **sent,
-            **clock.seconds(),
+            "seconds": time.perf_counter() - begun,
+            "activities": self._activities(),
             "scores": round_scores(scores.at),
             **({"notes": r.notes} if r.notes else {}),
         }
         self._commit(record, server, kept)
 
-    def _jobs(self, r: Round, cohort: list[int], sent: dict[str, int]) -> Iterator[Job]:
-        for cid in cohort:
-            down = send(r, cid)
-            sent["bytes_down"] += nbytes(down.state)
-            yield Job(cid, down, self.clients.get(cid))
+    def _activities(self) -> dict[str, Seconds]:
+        """Seconds by activity since the last call, here and in the engine's other processes."""
+        return {"main": timed.drain(), "workers": self.engine.elsewhere.drain()}
 
-    def _commit(self, record: Record, server: State, kept: dict[int, State]) -> None:
+    def _commit(self, record: Record, server: State, kept: ClientStates) -> None:
         self._whole = False  # Ctrl-C may come between any two of these lines
         self.server = server
-        self.clients |= kept
+        self.clients.accept(kept)
         self._changed |= kept.keys()
         self.done += 1
         for key in self._totals:
@@ -191,24 +200,9 @@ class Runner:
             journal_bytes=self._journal.sync(),
             totals=self._totals,
         )
-        self._checkpoints.save(snapshot, self._changed)
+        with timed("saving"):
+            self._checkpoints.save(snapshot, self._changed)
         self._saved, self._changed = self.done, set()
-
-
-class _Clock:
-    """Seconds of each lap and in all."""
-
-    def __init__(self) -> None:
-        self._begun = self._last = time.perf_counter()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self._laps[f"seconds_{name}"] = now - self._last
-        self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        return {"seconds": self._last - self._begun, **self._laps}
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedloom.core.evaluate import Protocol, Score, summarize
@@ -81,3 +81,18 @@ def _best_of_each_client(stats: list[Record], value: str) -> Record:
     best = [max(s["clients"][i] for s in stats if i in s["clients"]) for i in n]
     found = summarize(best, list(n.values()))
     return _average([found], value)
+
+
+def total(activities: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Seconds by place and activity, over rounds.
+
+    >>> total([{"main": {"data": 1.0}}, {"main": {"data": 2.0}, "workers": {}}])
+    {'main': {'data': 3.0}, 'workers': {}}
+    """
+    summed: dict[str, dict[str, float]] = {}
+    for at in activities:
+        for place, seconds in at.items():
+            so_far = summed.setdefault(place, {})
+            for name, more in seconds.items():
+                so_far[name] = so_far.get(name, 0.0) + more
+    return summed
