@@ -154,6 +154,10 @@ def _engines() -> list[Entry]:
     return [
         {"name": "inline", "what it does": "One client after another in this process."},
         {"name": "pool", "what it does": "`workers` processes on this machine; the same bytes."},
+        {
+            "name": "vectorized",
+            "what it does": "This process, small equal clients in blocks; the same bytes.",
+        },
     ]
 
 

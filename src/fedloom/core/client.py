@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable, Sequence
+
+import torch
+from torch import Tensor
+
 from fedloom.core.evaluate import FINAL, Ask, Moment, adapt, score_client
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.rng import rng_scope
 from fedloom.core.site import Site, Visit
+from fedloom.core.stopwatch import timed
+from fedloom.core.together import Block
 from fedloom.core.tree import State, plain_state
 from fedloom.errors import LeakError
 
@@ -19,63 +26,103 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
 
     `ask` measures inside the call, where the trained model is at hand anyway.
     """
-    plan, sent = visit.down.plan, _marks(visit.down.state)
-    with rng_scope(*plan.key, visit.cid):  # the whole call: layers may draw outside the loop too
-        site = Site(visit)
-        arrived = _marks(site.down)
-        metrics: dict[str, float] = {}
-        if plan.kind == "special":
-            up = _special(site)
-        elif plan.kind == "adapt":
-            up, metrics = _adapt(site, ask)
-        else:
-            up, metrics = _train(site, ask)
-    # Twice: `site.down` is a copy on another device, and `receive` runs before `arrived` is taken.
-    if _marks(site.down) != arrived or _marks(visit.down.state) != sent:
-        raise LeakError(
-            f"client {visit.cid}, {plan}: a hook changed what was received; copy it first"
-        )
-    check_upload(site, up)
-    check_kept(site)
-    kept = {name: tree for name, tree in site.own.items() if tree}
-    up, kept = plain_state(up), plain_state(kept)
-    if site.mean_loss is not None:
-        metrics = {"loss": site.mean_loss, **metrics}
-    return Up(up, len(visit.data.train), metrics), kept
+    # The whole call has a stream of its own: layers may draw outside the loop too.
+    with timed("local training"), rng_scope(*_key(visit)):
+        call = _Call(visit)
+        _learn(call.site)
+        return call.answer(ask)
 
 
-def _train(site: Site, ask: Ask | None) -> tuple[State, dict[str, float]]:
-    method = site.method
-    method.local(site)
+def clients_together(
+    visits: Sequence[Visit], ask: Ask | None = None, watch: Callable[[], None] = lambda: None
+) -> list[tuple[Up, State]]:
+    """`client` for several visits that train as one block; what that needs is in `together`.
+
+    `watch` is called before every step and may raise.
+    """
+    calls, streams, answers = [], [], []
+    with timed("local training"):
+        for visit in visits:
+            with rng_scope(*_key(visit)):
+                calls.append(_Call(visit))
+                streams.append(_streams())
+        _learn(Block([call.site for call in calls], watch))
+        for visit, call, stream in zip(visits, calls, streams, strict=True):
+            with rng_scope(*_key(visit)):
+                _go_on(stream)  # where this client's own call would be
+                answers.append(call.answer(ask))
+    return answers
+
+
+class _Call:
+    """A client's call up to its training and from there on."""
+
+    def __init__(self, visit: Visit) -> None:
+        self.visit, self.sent = visit, _marks(visit.down.state)
+        self.site = site = Site(visit)
+        self.arrived, self.kept = _marks(site.down), dict(site.own)
+
+    def answer(self, ask: Ask | None) -> tuple[Up, State]:
+        """What goes up and what is kept, measured and checked."""
+        visit, site = self.visit, self.site
+        up, metrics = _UPLOADS[site.plan.kind](site, self.kept, ask)
+        # Twice: `site.down` is a copy on another device, and `receive` runs before `arrived`.
+        if _marks(site.down) != self.arrived or _marks(visit.down.state) != self.sent:
+            raise LeakError(
+                f"client {site.cid}, {site.plan}: a hook changed what was received; copy it first"
+            )
+        check_upload(site, up)
+        check_kept(site)
+        kept = {name: tree for name, tree in site.own.items() if tree}
+        up, kept = plain_state(up), plain_state(kept)
+        if site.mean_loss is not None:
+            metrics = {"loss": site.mean_loss, **metrics}
+        return Up(up, len(visit.data.train), metrics), kept
+
+
+def _learn(site: Site) -> None:
+    """The training of a round that trains, of one client or of a block."""
+    if site.plan.kind == "train":
+        site.method.local(site)
+    elif site.plan.kind == "adapt":
+        adapt(site)
+
+
+_Uploaded = tuple[State, dict[str, float]]
+
+
+def _train(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
     metrics = _measure(site, ask, "trained")
     up: State = {}
-    for part in method.parts:
+    for part in site.method.parts:
         before = _marks(site.own)
         up |= part.finish(site)
         _check_writes(site, before, part.name)
     return up, metrics
 
 
-def _special(site: Site) -> State:
+def _special(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
     """Only the owner's slice may change on either side; weights trained here vanish."""
     owner = site.program.owner(site.plan)
-    kept = dict(site.own)
     up = owner.special(site)
     site.own = kept | {k: t for k, t in site.own.items() if k == owner.name}
-    return up
+    return up, {}
 
 
-def _adapt(site: Site, ask: Ask | None) -> tuple[State, dict[str, float]]:
-    kept = dict(site.own)
-    state = site.method.personalize(adapt(site))
+def _adapt(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
+    state = site.method.personalize(site)
     site.own = kept | {FINAL + name: tree for name, tree in state.items()}
     return {}, _measure(site, ask, "final")
+
+
+_UPLOADS = {"train": _train, "special": _special, "adapt": _adapt}
+"""By a plan's kind: from a trained site to the upload; `kept` is what it had before training."""
 
 
 def _measure(site: Site, ask: Ask | None, moment: Moment) -> dict[str, float]:
     if ask is None or moment not in ask.moments:
         return {}
-    with rng_scope(*site.plan.key, site.cid, "evaluate", moment):
+    with timed("evaluation"), rng_scope(*site.plan.key, site.cid, "evaluate", moment):
         state = site.method.personalize(site)
         scores = score_client(site.program, site.cid, site.data, state, moment, ask)
     return {f"{at}/{name}": v for at, found in scores.items() for name, v in found.items()}
@@ -120,3 +167,20 @@ def _check_writes(site: Site, before: _Marks, writer: str) -> None:
 
 def _marks(state: State) -> _Marks:
     return {(name, k): (id(v), v._version) for name, tree in state.items() for k, v in tree.items()}
+
+
+def _key(visit: Visit) -> tuple[Hashable, ...]:
+    """Of the seeded scope of a client's whole call."""
+    return (*visit.down.plan.key, visit.cid)
+
+
+def _streams() -> tuple[Tensor, list[Tensor]]:
+    """Where torch's default streams are."""
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if started else []
+
+
+def _go_on(streams: tuple[Tensor, list[Tensor]]) -> None:
+    torch.set_rng_state(streams[0])
+    if streams[1]:
+        torch.cuda.set_rng_state_all(streams[1])

@@ -59,6 +59,9 @@ class Federation(Protocol):
 
     def client(self, cid: int) -> ClientData: ...
 
+    def size(self, cid: int) -> int:
+        """Training rows of a client: engines begin with those who take longest."""
+
 
 def shared_test_id(i: int) -> int:
     """The id under which the i-th shared test set is asked for: a client that only tests.
@@ -73,5 +76,14 @@ def data_of(federation: Federation, cid: int) -> ClientData:
     """A client's data by id, or a shared test set by its id below zero."""
     if cid >= 0:
         return federation.client(cid)
-    split = list(federation.shared_tests.values())[-1 - cid]
+    split = _shared_test(federation, cid)
     return ClientData(split, None, split, federation.classes)
+
+
+def size_of(federation: Federation, cid: int) -> int:
+    """Training rows of a client, or rows of a shared test set by its id below zero."""
+    return federation.size(cid) if cid >= 0 else len(_shared_test(federation, cid))
+
+
+def _shared_test(federation: Federation, cid: int) -> Split:
+    return list(federation.shared_tests.values())[-1 - cid]

@@ -182,7 +182,7 @@ class Net(nn.Module):
     def fresh(self, *key: int | str) -> Tree:
         """Another random start of the same net (IFCA's k models, FedEM's M learners).
 
-        Layers without `reset_parameters` keep their initial values.
+        Layers without `reset_parameters` keep their initial values, and so do frozen tensors.
         """
         tree = self.tree()
         for name in self.reads:
@@ -191,7 +191,7 @@ class Net(nn.Module):
             for module in self.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
-        return {k: v.detach().clone() for k, v in tree.items()}
+        return {k: (self.initial[k] if k in self._frozen else v).clone() for k, v in tree.items()}
 
     def shape_of(self, stage: str) -> Size:
         """Shape of one sample's output at a stage."""

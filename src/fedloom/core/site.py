@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -18,6 +19,7 @@ from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.sgd import SGD
+from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
@@ -27,6 +29,8 @@ SCAN_ROWS = 512
 """Rows per forward pass when no gradient is needed."""
 FIXED_NUMBERS = 2**24
 """How many outputs of frozen stages a client holds at most (64 MB)."""
+GATHERED_NUMBERS = 2**22
+"""How many inputs are fetched at a time (16 MB)."""
 CPU = torch.device("cpu")
 
 
@@ -184,8 +188,9 @@ class Site:
         """Train over one phase and return the trained tree.
 
         Without `w` the client's own model is trained and replaced; with it, a copy of `w` (a
-        second model). `terms` stands in for the method's; `plain` uses ordinary gradient steps
-        where the method has its own `step`.
+        second model). `terms` stands in for the method's; `plain` takes ordinary gradient steps,
+        where the method has a `step` of its own and terms correct gradients: fine-tuning with
+        SCAFFOLD's correction would undo what it tunes.
         """
         which = "model" if w is None else "second"
         self._fits[which] += 1
@@ -197,6 +202,8 @@ class Site:
         self.terms = self.terms if terms is None else tuple(terms)
         schedule = phase.over(self.opt, self.plan.t)
         self._loop = loop = self._prepare(schedule, which)
+        if plain:
+            loop.corrections = []
         with rng_scope(*self.plan.key, self.cid, "layers", *tag):
             self._train(schedule, tag, plain)
         trained = {k: v.detach() for k, v in self.w.items()}
@@ -240,13 +247,11 @@ class Site:
         )
 
     def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
-        train, loop = self.data.train, self._running
+        loop = self._running
         loop.fixed = self._fixed_outputs(loop)
         order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
-        for batches in schedule.epochs(len(train), order):
-            for idx in batches:
-                x, y = place(train.x(idx, augment), self.device), train.y[idx].to(self.device)
-                b = Batch(x, y, idx, y)
+        for batches in schedule.epochs(len(self.data.train), order):
+            for b in self._gathered(batches, augment):
                 if plain:
                     self.apply(self.grad(b))
                 else:
@@ -259,6 +264,24 @@ class Site:
                     f" epoch {loop.epoch}: the loss is not finite;"
                     f" lower lr (now {loop.opt.lr:g}) or set clip"
                 )
+
+    def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
+        """The batches of an epoch, their rows fetched many batches at a time; augmented rows batch
+        by batch, because a batch's draws belong to it."""
+        train = self.data.train
+        width = 1 if train.augmented else max(1, GATHERED_NUMBERS // self._numbers(batches[0]))
+        for at in range(0, len(batches), width):
+            some = batches[at : at + width]
+            sizes = [len(idx) for idx in some]
+            with timed("data"):
+                rows = torch.cat(tuple(some))
+                x = torch.split(place(train.x(rows, augment), self.device), sizes)
+                y = torch.split(train.y[rows].to(self.device), sizes)
+            yield from map(Batch, x, y, some, y)
+
+    def _numbers(self, batch: Tensor) -> int:
+        """How many numbers the inputs of a batch are."""
+        return len(batch) * math.prod(self.net.shape)
 
     def _fixed_outputs(self, loop: _Loop) -> dict[str, Tensor]:
         """A frozen body is run once over the data and not at every step.
@@ -279,8 +302,11 @@ class Site:
         modes = self._running.modes
         return not isinstance(modes, bool) and stage not in modes and not self.net.draws(stage)
 
-    def grad(self, b: Batch, w: Tree | None = None) -> Tree:
-        """Inputs, forward pass, the sum of all losses, its gradient, corrections."""
+    def grad(self, b: Batch, w: Tree | None = None, corrected: bool = True) -> Tree:
+        """Inputs, forward pass, the sum of all losses, its gradient, corrections.
+
+        Corrections are for the model that is averaged; a personal one asks for none.
+        """
         loop, outer = self._running, self.w
         if w is not None:
             self.w = w
@@ -300,7 +326,7 @@ class Site:
             for k, leaf, v in zip(loop.keys, leaves, found, strict=True)
         }
         with torch.no_grad():
-            for correct in loop.corrections:
+            for correct in loop.corrections if corrected else ():
                 g = correct(g, self)
         self.w = outer
         return g

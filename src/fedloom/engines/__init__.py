@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from fedloom.core.data import Federation
 from fedloom.core.evaluate import Ask, Score
 from fedloom.core.message import Down, Up
 from fedloom.core.program import Program
+from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
 from fedloom.errors import BadInput, UnknownName
 
@@ -25,16 +26,28 @@ class Job:
     own: State | None
 
 
+JobOf = Callable[[int], Job]
+"""Makes a client's job when an engine is ready for it, so that few exist at a time."""
+
+
 class Engine(Protocol):
     """Answers arrive in any order; whoever consumes them orders them."""
+
+    @property
+    def elsewhere(self) -> Stopwatch:
+        """Seconds by activity of the engine's other processes, all together."""
 
     def open(self, program: Program, data: Federation) -> None:
         """Get ready for a run; an engine may be opened for one run after another."""
 
-    def clients(self, jobs: Iterable[Job], ask: Ask | None) -> Iterator[tuple[int, Up, State]]:
+    def clients(
+        self, ids: Sequence[int], job: JobOf, ask: Ask | None
+    ) -> Iterator[tuple[int, Up, State]]:
         """Every client's answer: (id, what goes up, what the client keeps)."""
 
-    def evaluate(self, jobs: Iterable[Job], ask: Ask) -> Iterator[tuple[int, dict[str, Score]]]:
+    def evaluate(
+        self, ids: Sequence[int], job: JobOf, ask: Ask
+    ) -> Iterator[tuple[int, dict[str, Score]]]:
         """Every client's scores by "moment/split"."""
 
     def close(self) -> None:
@@ -42,7 +55,7 @@ class Engine(Protocol):
 
 
 def make_engine(name: str, workers: int = 2, device: str = "cpu") -> Engine:
-    """An engine by name: `inline` or `pool`."""
+    """An engine by name: `inline`, `pool` or `vectorized`."""
     at = check_device(device)
     if name == "inline":
         from fedloom.engines.inline import Inline
@@ -52,7 +65,11 @@ def make_engine(name: str, workers: int = 2, device: str = "cpu") -> Engine:
         from fedloom.engines.pool import Pool
 
         return Pool(workers, at)
-    raise UnknownName("engine", name, ["inline", "pool"])
+    if name == "vectorized":
+        from fedloom.engines.vectorized import Vectorized
+
+        return Vectorized(at)
+    raise UnknownName("engine", name, ["inline", "pool", "vectorized"])
 
 
 def check_device(name: str) -> torch.device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -12,8 +12,9 @@ from fedloom.core.evaluate import Ask, Score, evaluate
 from fedloom.core.message import Up
 from fedloom.core.program import Program
 from fedloom.core.site import CPU, Visit
+from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
-from fedloom.engines import Job
+from fedloom.engines import Job, JobOf
 
 
 class Inline:
@@ -21,17 +22,22 @@ class Inline:
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
+        self.elsewhere = Stopwatch()  # nobody is
 
     def open(self, program: Program, data: Federation) -> None:
         self._program, self._data = program, data
 
-    def clients(self, jobs: Iterable[Job], ask: Ask | None) -> Iterator[tuple[int, Up, State]]:
-        for job in jobs:
-            yield job.cid, *client(self._visit(job), ask)
+    def clients(
+        self, ids: Sequence[int], job: JobOf, ask: Ask | None
+    ) -> Iterator[tuple[int, Up, State]]:
+        for cid in ids:
+            yield cid, *client(self._visit(job(cid)), ask)
 
-    def evaluate(self, jobs: Iterable[Job], ask: Ask) -> Iterator[tuple[int, dict[str, Score]]]:
-        for job in jobs:
-            yield job.cid, evaluate(self._visit(job), ask)
+    def evaluate(
+        self, ids: Sequence[int], job: JobOf, ask: Ask
+    ) -> Iterator[tuple[int, dict[str, Score]]]:
+        for cid in ids:
+            yield cid, evaluate(self._visit(job(cid)), ask)
 
     def close(self) -> None:
         pass

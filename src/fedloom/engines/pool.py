@@ -1,8 +1,8 @@
 """Worker processes on this machine: one thread and one model each, data memory-mapped once.
 
-States cross as packed bytes; the program and the data's description cross once per run. A worker
-answers one job at a time, and a job is a pure function, so the number of workers changes nothing
-but the time.
+Small clients share a message; the program and the data's description cross once per run. A worker
+answers one message at a time, and a job is a pure function, so the number of workers changes
+nothing but the time.
 """
 
 from __future__ import annotations
@@ -10,23 +10,25 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
 
 from fedloom import errors
-from fedloom.core.data import Federation
+from fedloom.core.data import Federation, size_of
 from fedloom.core.evaluate import Ask, Score
 from fedloom.core.message import Up
 from fedloom.core.program import Program
 from fedloom.core.site import CPU
+from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
-from fedloom.core.wire import pack, unpack
-from fedloom.engines import Job
+from fedloom.engines import JobOf
+from fedloom.engines.bundle import Bundle, portions
+from fedloom.engines.freight import receive, send
 from fedloom.engines.worker import serve
 from fedloom.errors import BadInput, FedloomError
 
@@ -43,28 +45,35 @@ class Pool:
             raise BadInput(f"the pool needs at least one worker, got {workers}")
         self.workers, self.device = workers, device
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
-        self._busy: dict[Connection, int] = {}
-        """Who works for which client; not empty between two rounds only after an error."""
+        self._busy: dict[Connection, list[int]] = {}
+        """Who works for which clients; not empty between two rounds only after an error."""
+        self.elsewhere = Stopwatch()
 
     def open(self, program: Program, data: Federation) -> None:
         if self._busy:
             self.close()  # or answers of the run that broke down would be taken for this one's
         if not self._processes:
             self._start()
+        self._data = data
         described = data.shared() if hasattr(data, "shared") else data
         for link in self._processes:
             with self._on_the_line(link, "getting ready"):
-                link.send((program, described, str(self.device)))
+                send(link, (program, described, str(self.device)))
         for link in self._processes:
             self._hear(link, "getting ready")
 
-    def clients(self, jobs: Iterable[Job], ask: Ask | None) -> Iterator[tuple[int, Up, State]]:
-        for cid, head, (up, kept) in self._ask_all(jobs, "client", ask, states=2):
-            yield cid, Up(up, head["n"], head["metrics"]), kept
+    def clients(
+        self, ids: Sequence[int], job: JobOf, ask: Ask | None
+    ) -> Iterator[tuple[int, Up, State]]:
+        for answers, states in self._ask_all(ids, job, "client", ask):
+            for (cid, n, metrics), up, kept in zip(answers, states[::2], states[1::2], strict=True):
+                yield cid, Up(up, n, metrics), kept
 
-    def evaluate(self, jobs: Iterable[Job], ask: Ask) -> Iterator[tuple[int, dict[str, Score]]]:
-        for cid, head, _ in self._ask_all(jobs, "evaluate", ask, states=0):
-            yield cid, head["scores"]
+    def evaluate(
+        self, ids: Sequence[int], job: JobOf, ask: Ask
+    ) -> Iterator[tuple[int, dict[str, Score]]]:
+        for answers, _ in self._ask_all(ids, job, "evaluate", ask):
+            yield from answers
 
     def close(self) -> None:
         for link, process in self._processes.items():
@@ -89,31 +98,42 @@ class Pool:
             self._processes[ours] = process
 
     def _ask_all(
-        self, jobs: Iterable[Job], task: str, ask: Ask | None, states: int
-    ) -> Iterator[tuple[int, dict[str, Any], list[State]]]:
-        queue, idle, busy = iter(jobs), list(self._processes), self._busy
-        while True:
-            while idle and (job := next(queue, None)) is not None:
-                link = idle.pop()
-                busy[link] = job.cid
-                with self._on_the_line(link, f"taking client {job.cid}"):
-                    _post(link, job, task, ask)
-            if not busy:
-                return
-            for link in [link for link in wait(list(busy)) if isinstance(link, Connection)]:
-                head, received = self._hear(link, f"client {busy[link]}", states)
-                cid = busy.pop(link)
-                idle.append(link)
-                yield cid, head, received
+        self, ids: Sequence[int], job: JobOf, task: str, ask: Ask | None
+    ) -> Iterator[tuple[list[Any], list[State]]]:
+        size = partial(size_of, self._data)
+        queue = (Bundle.of(jobs, task, ask) for jobs in portions(ids, job, size, self.workers))
+        busy = self._busy
+        for link in self._processes:
+            if (bundle := self._packed(queue)) is not None:
+                self._post(link, bundle)
+        ready = self._packed(queue)  # before anybody waits for it
+        while busy:
+            with timed("waiting"):
+                answered = [link for link in wait(list(busy)) if isinstance(link, Connection)]
+            for link in answered:
+                answer = self._hear(link, _named(busy[link]))
+                del busy[link]
+                if ready is not None:  # its next work before our own
+                    self._post(link, ready)
+                yield answer
+                ready = self._packed(queue)
 
-    def _hear(
-        self, link: Connection, doing: str, states: int = 0
-    ) -> tuple[dict[str, Any], list[State]]:
-        with self._on_the_line(link, doing):
-            head = link.recv()
+    def _packed(self, queue: Iterator[Bundle]) -> Bundle | None:
+        with timed("transfer"):
+            return next(queue, None)
+
+    def _post(self, link: Connection, bundle: Bundle) -> None:
+        self._busy[link] = bundle.ids
+        with timed("transfer"), self._on_the_line(link, f"taking {_named(bundle.ids)}"):
+            send(link, bundle.head, bundle.states)
+
+    def _hear(self, link: Connection, doing: str) -> tuple[list[Any], list[State]]:
+        with timed("transfer"), self._on_the_line(link, doing):
+            head, states = receive(link)
             if "error" in head:
                 raise _rebuilt(head)
-            return head, [unpack(link.recv_bytes()) for _ in range(states)]
+            self.elsewhere.add(head["seconds"])
+            return head["answers"], states
 
     @contextmanager
     def _on_the_line(self, link: Connection, doing: str) -> Iterator[None]:
@@ -142,13 +162,14 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _post(link: Connection, job: Job, task: str, ask: Ask | None) -> None:
-    plan = asdict(job.down.plan)
-    asked = None if ask is None else asdict(ask)
-    first = job.own is None
-    link.send({"task": task, "cid": job.cid, "plan": plan, "ask": asked, "first": first})
-    link.send_bytes(pack(job.down.state))
-    link.send_bytes(pack(job.own or {}))
+def _named(ids: Sequence[int]) -> str:
+    """The clients of a message, for people.
+
+    >>> _named([3]), _named([3, 1, 4])
+    ('client 3', 'clients 1, 3, 4')
+    """
+    some = ", ".join(map(str, sorted(ids)[:5])) + (" ..." if len(ids) > 5 else "")
+    return f"client{'s' if len(ids) > 1 else ''} {some}"
 
 
 def _rebuilt(head: dict[str, Any]) -> Exception:

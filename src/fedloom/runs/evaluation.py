@@ -102,17 +102,20 @@ class Evaluator:
         if not ids or not moments:
             return
         ask = Ask(moments, self.protocol.splits, self.protocol.model)
-        jobs = (Job(cid, send(r, cid), clients.get(cid)) for cid in ids)
-        for cid, found in self.engine.evaluate(jobs, ask):
+
+        def job(cid: int) -> Job:
+            return Job(cid, send(r, cid), clients.get(cid))
+
+        for cid, found in self.engine.evaluate(ids, job, ask):
             for at, score in found.items():
                 scores.at[prefix + at][cid] = score
 
     def _score_shared(self, r: Round, scores: Scores) -> None:
         """The global model on every shared test set."""
-        tests = range(len(self.experiment.data.shared_tests))
+        tests = [shared_test_id(i) for i in range(len(self.experiment.data.shared_tests))]
         message = Down(r.plan, {METHOD: r.server[METHOD]})
-        jobs = (Job(shared_test_id(i), message, None) for i in tests)
-        for cid, found in self.engine.evaluate(jobs, Ask(("received",), ("test",), "global")):
+        ask = Ask(("received",), ("test",), "global")
+        for cid, found in self.engine.evaluate(tests, lambda i: Job(i, message, None), ask):
             scores.at[f"{SHARED}/{self.protocol.split}"][shared_test_id(cid)] = found[
                 "received/test"
             ]

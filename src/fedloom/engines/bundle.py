@@ -1,0 +1,86 @@
+"""Work in portions: several clients per message, so that small clients do not cost a message each,
+and who goes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedloom.core.evaluate import Ask
+from fedloom.core.message import Down, Plan
+from fedloom.core.tree import State, nbytes
+from fedloom.engines import Job, JobOf
+
+SHARES = 4
+"""Into how many portions a worker's part of what is left is cut."""
+MOST_CLIENTS = 64
+"""In one message."""
+MOST_BYTES = 64 * 2**20
+"""Of states in one message, beyond the first client's."""
+MOST_WAITING = 512 * 2**20
+"""Bytes of answers that may wait for their turn: aggregation goes by id, work by length."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Jobs of one message."""
+
+    ids: list[int]
+    head: dict[str, Any]
+    states: list[State]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], task: str, ask: Ask | None) -> Bundle:
+        """What is sent for some jobs of one round."""
+        ids = [job.cid for job in jobs]
+        head = {
+            "task": task,
+            "ids": ids,
+            "plan": asdict(jobs[0].down.plan),
+            "ask": None if ask is None else asdict(ask),
+            "first": [job.own is None for job in jobs],
+        }
+        return cls(ids, head, [s for job in jobs for s in (job.down.state, job.own or {})])
+
+
+def opened(head: dict[str, Any], states: list[State]) -> list[Job]:
+    """The jobs of a message."""
+    plan = Plan(**head["plan"])
+    return [
+        Job(cid, Down(plan, down), None if first else own)
+        for cid, first, down, own in zip(
+            head["ids"], head["first"], states[::2], states[1::2], strict=True
+        )
+    ]
+
+
+def portions(
+    ids: Sequence[int], job: JobOf, size: Callable[[int], int], workers: int
+) -> Iterator[list[Job]]:
+    """The jobs in portions that shrink towards the end, so that all workers end together."""
+    if not ids:
+        return
+    work, first = sum(map(size, ids)), job(ids[0])
+    portion: list[Job] = []
+    rows = carried = 0
+    for cid in _order(ids, len(ids) * nbytes(first.down.state), size):
+        made = first if cid == first.cid else job(cid)  # each is asked for once
+        weight = nbytes(made.down.state) + nbytes(made.own or {})
+        enough = rows * SHARES * workers >= work or len(portion) == MOST_CLIENTS
+        if portion and (enough or carried + weight > MOST_BYTES):
+            yield portion
+            work -= rows
+            portion, rows, carried = [], 0, 0
+        portion.append(made)
+        rows += size(cid)
+        carried += weight
+    yield portion
+
+
+def _order(ids: Sequence[int], answers: int, size: Callable[[int], int]) -> Sequence[int]:
+    """Longest clients first, unless answers of so many bytes would wait for their turn in the
+    aggregation that memory is better spared: then as given, by id."""
+    if answers > MOST_WAITING:
+        return ids
+    return sorted(ids, key=lambda cid: (-size(cid), cid))

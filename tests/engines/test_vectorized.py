@@ -1,0 +1,352 @@
+"""Blocks of clients give the reference engine's bytes, and only go where a trial allows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+from fedloom.core.client import client, clients_together
+from fedloom.core.data import Federation
+from fedloom.core.evaluate import Ask
+from fedloom.core.message import Up
+from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.program import Program
+from fedloom.core.round import Round, initial_server, send
+from fedloom.core.site import Site, Visit
+from fedloom.core.task import Classification
+from fedloom.core.together import Block, joinable
+from fedloom.core.tree import State
+from fedloom.engines import Job, make_engine, vectorized
+from fedloom.engines.inline import Inline
+from fedloom.engines.vectorized import Blocks, Vectorized
+from fedloom.errors import TrainingError
+from fedloom.methods import parse_method, register
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.launch import Result, start
+from helpers import digest, digits
+
+# Nine equal clients (a block of eight and one left over), two unlike ones.
+HOLDINGS = (*(((i, (i + 1) % 10, (i + 2) % 10), 18) for i in range(9)), ((3, 4), 25), ((5,), 1))
+ALONE = {"dualfed", "fedbn", "fedcr", "fedpac", "ditto", "prbm"}
+"""Parts with layers or loops of their own; terms with a loss are found by themselves."""
+ASK = Ask(("trained",), ("test", "val"))
+
+
+class Always(Vectorized):
+    """No time passes, so that only bytes decide."""
+
+    def open(self, program: Program, data: Federation) -> None:
+        super().open(program, data)
+        self.blocks = Blocks(clock=lambda: 0.0)
+
+
+def experiment(method: str | Method, **settings: Any) -> Experiment:
+    """Eleven clients of digits, two rounds."""
+    config = RunConfig.checked({"rounds": 2, "model": "mlp", **settings})
+    made = parse_method(method) if isinstance(method, str) else method
+    return Experiment.build(config, made, digits(*HOLDINGS))
+
+
+def told(result: Result) -> tuple[Any, ...]:
+    """All a run says, the digest of every state included, but not how long it took."""
+    return _timeless(result.summary), [_timeless(r) for r in result.records]
+
+
+def _timeless(record: Any) -> dict[str, Any]:
+    return {k: v for k, v in record.items() if k not in ("seconds", "activities")}
+
+
+def visits(
+    method: str | Method = "fedavg", ids: Sequence[int] = range(8), **how: Any
+) -> list[Visit]:
+    """First visits of some clients."""
+    made = experiment(method, **how)
+    r = Round(made.program, made.plans[0], initial_server(made.program), list(ids))
+    return [Visit(made.program, i, made.data.client(i), send(r, i)) for i in ids]
+
+
+def said(answers: Sequence[tuple[Up, State]]) -> list[tuple[Any, ...]]:
+    """Answers in a form that can be compared."""
+    return [(digest(up.state), up.n, dict(up.metrics), digest(kept)) for up, kept in answers]
+
+
+def alone(some: Sequence[Visit], ask: Ask | None = None) -> list[tuple[Any, ...]]:
+    return said([client(visit, ask) for visit in some])
+
+
+def forced(together: Callable[..., Any] = clients_together) -> Blocks:
+    """Blocks whose trials all went well."""
+    blocks = Blocks(together)
+    blocks._worth_trying = lambda kind: False  # type: ignore[method-assign]
+    blocks.verdicts = _Yes()
+    return blocks
+
+
+class _Yes(dict[Any, bool]):
+    def get(self, key: Any, default: Any = None) -> bool:
+        return True
+
+
+# ------------------------------------------------------------------ the same bytes
+
+
+@pytest.mark.parametrize("name", list(register))
+def test_every_method_gives_the_reference_bytes(name: str) -> None:
+    """Round one is the trial, round two is together where the bits agreed; who cannot join is not
+    even tried."""
+    written = name if isinstance(register[name](), Method) else f"fedavg + {name}"
+    model = "mlp(norm=batch)" if name == "fedbn" else "mlp"
+    made, engine = experiment(written, model=model), Always()
+    assert told(start(made, engine)) == told(start(made, Inline()))
+    lossless = not any(
+        t.overrides("loss") or t.overrides("grads") for t in made.program.method.terms
+    )
+    assert bool(engine.blocks.verdicts) == (lossless and name not in ALONE)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {"momentum": 0.9, "weight_decay": 0.01, "clip": 0.5}),
+        ("fedavg", {"epochs": 3, "decay": 0.5, "protocol": "fedpac"}),
+        ("fedrep(adapt_epochs=2)", {"clip": 0.1, "newcomers": 1}),
+        ("fedper(adapt_epochs=1)", {"participation": 0.8, "batch_size": 7}),
+        ("fedavg_ft(adapt_epochs=2)", {"protocol": "fedcr"}),
+        ("local", {"model": "mlp(hidden=[8]) | mlp(hidden=[6, 5])"}),
+        ("fedavg", {"augment": "flip"}),
+    ],
+)
+def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]) -> None:
+    made = experiment(method, **settings)
+    assert told(start(made, Always())) == told(start(made, Inline()))
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"clip": 0.5, "momentum": 0.9, "weight_decay": 0.01, "decay": 0.5}, {"batch_size": 64}],
+)
+def test_a_small_dense_network_agrees_and_goes_together(settings: dict[str, Any]) -> None:
+    """The whole point: with MKL the batched products have the bits of the single ones."""
+    engine = Always()
+    start(experiment("fedrep(adapt_epochs=1)", **settings), engine)
+    tried: Any = engine.blocks.verdicts
+    assert {common[0] for common, _ in tried} == {"train", "adapt"}
+    assert all(engine.blocks.verdicts.values())
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
+def test_a_block_is_as_if_every_member_had_been_trained_alone() -> None:
+    """Two phases, the first with a frozen body; what hooks can read afterwards included."""
+    one, other = ([Site(v) for v in visits("fedrep")] for _ in range(2))
+    method = one[0].method
+    for site in one:
+        method.local(site)
+    method.local(Block(other))
+    for a, b in zip(one, other, strict=True):
+        assert digest({"model": a.w}) == digest({"model": b.w})
+        assert (a.travel, a.steps, a._fits) == (b.travel, b.steps, b._fits)
+        assert a.mean_loss == b.mean_loss
+
+
+def test_answers_come_in_the_order_of_visits() -> None:
+    """Blocks of eight out of nine equal clients, between unlike ones."""
+    some = visits(ids=[9, 4, 3, 10, 0, 1, 2, 5, 6, 7, 8])
+    blocks = Blocks(clock=lambda: 0.0)
+    for _ in range(2):
+        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
+    assert [size for _, size in blocks.verdicts] == [8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing(Method):
+    """Draws from torch's default stream before and after training."""
+
+    name: ClassVar[str] = "drawing"
+
+    def receive(self, s: Site) -> Any:
+        torch.rand(1 + s.cid)
+        return super().receive(s)
+
+    def finish(self, s: Site) -> State:
+        return {**super().finish(s), self.name: {"drawn": torch.rand(3)}}
+
+
+def test_every_client_goes_on_in_its_own_stream() -> None:
+    some, before = visits(Drawing()), torch.get_rng_state()
+    drawn = [up.state["drawing"]["drawn"] for up, _ in clients_together(some)]
+    assert torch.equal(torch.get_rng_state(), before)
+    for visit, found in zip(some, drawn, strict=True):
+        assert torch.equal(client(visit)[0].state["drawing"]["drawn"], found)
+
+
+# ------------------------------------------------------------------ really together
+
+
+def test_a_block_runs_the_net_once_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """18 rows in batches of ten are two steps: for eight clients two passes, not sixteen."""
+    some, passes = visits(), []
+    forward = Net.forward
+    monkeypatch.setattr(Net, "forward", lambda *a, **k: passes.append(1) or forward(*a, **k))
+    forced().answer(some, None)
+    assert len(passes) == 2
+    alone(some)
+    assert len(passes) == 2 + 16
+
+
+def test_the_engine_makes_one_job_per_client_and_few_at_a_time() -> None:
+    """Jobs may be read from disk; each is asked for once, a block's worth before its answers."""
+    made, engine = experiment("fedavg"), Vectorized()
+    engine.open(made.program, made.data)
+    r = Round(made.program, made.plans[0], initial_server(made.program), list(range(11)))
+    asked: list[int] = []
+
+    def job(cid: int) -> Job:
+        asked.append(cid)
+        return Job(cid, send(r, cid), None)
+
+    answers = engine.clients(range(11), job, None)
+    assert next(answers)[0] == 10  # the one of a single row comes first
+    assert asked == [10]
+    assert sorted(cid for cid, *_ in answers) == list(range(10))
+    assert sorted(asked) == list(range(11))
+
+
+# ------------------------------------------------------------------ the trial
+
+
+class Counted:
+    """`clients_together`, with one bit changed or not, and how often it was asked."""
+
+    def __init__(self, bit: bool = False) -> None:
+        self.bit, self.blocks = bit, 0
+
+    def __call__(self, some: Sequence[Visit], ask: Any, watch: Callable[[], None]) -> Any:
+        self.blocks += len(some) == 8
+        watch()
+        answers = [client(visit, ask) for visit in some]
+        if self.bit:
+            bias = answers[-1][0].state["model"]["head.bias"]
+            bias[-1] = torch.nextafter(bias[-1], torch.tensor(9.0))
+        return answers
+
+
+def test_one_bit_of_one_client_is_enough_to_be_left_alone() -> None:
+    together, some = Counted(bit=True), visits()
+    blocks = Blocks(together, clock=lambda: 0.0)
+    for _ in range(3):
+        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
+    assert (together.blocks, list(blocks.verdicts.values())) == (1, [False])
+
+
+def test_agreeing_bytes_are_trusted_from_then_on() -> None:
+    together, some = Counted(), visits()
+    blocks = Blocks(together, clock=lambda: 0.0)
+    for _ in range(3):
+        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
+    assert (together.blocks, list(blocks.verdicts.values())) == (3, [True])
+
+
+def test_a_block_that_twice_takes_longer_is_given_up_and_left_alone() -> None:
+    """A second passes at every look at the clock: one for the clients one by one, so that a block
+    has 1 / 1.1 s, and is over time at its first step. Once could be a pause."""
+    together, some, seconds = Counted(), visits(), count()
+    blocks = Blocks(together, clock=lambda: float(next(seconds)))
+    for _ in range(4):
+        assert said(blocks.answer(some, None)) == alone(some)
+    assert (together.blocks, list(blocks.verdicts.values())) == (2, [False])
+
+
+def test_a_block_that_cannot_be_computed_is_left_alone() -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("vmap: random operation")
+
+    some = visits()
+    blocks = Blocks(broken, clock=lambda: 0.0)
+    assert said(blocks.answer(some, None)) == alone(some)
+    assert list(blocks.verdicts.values()) == [False]
+    assert said(forced(broken).answer(some, None)) == alone(some)
+
+
+def test_after_three_failures_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vectorized, "SIZES", (6, 5, 4, 3, 2))
+    together, some = Counted(bit=True), visits()
+    blocks = Blocks(together, clock=lambda: 0.0)
+    for n in (2, 3, 4, 5, 6):
+        assert said(blocks.answer(some[:n], None)) == alone(some[:n])
+    assert [size for _, size in blocks.verdicts] == [2, 3, 4]
+
+
+def test_models_too_large_to_hold_side_by_side_go_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of 18 rows has 18 * 64 inputs and 6570 weights."""
+    monkeypatch.setattr(vectorized, "MOST_NUMBERS", 8 * (18 * 64 + 6570) - 1)
+    blocks = Blocks(clock=lambda: 0.0)
+    blocks.answer(visits(), None)
+    assert not blocks.verdicts
+
+
+# ------------------------------------------------------------------ who can join
+
+
+def test_errors_are_the_reference_engines() -> None:
+    made = experiment("fedavg", lr=1e38)
+    with pytest.raises(TrainingError) as plain:
+        start(made, Inline())
+    some = visits("fedavg", lr=1e38)
+    with pytest.raises(TrainingError) as caught:
+        forced().answer(some, None)
+    assert str(caught.value) == str(plain.value)
+    assert "client 0, round 1" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("layer", "elsewhere"),
+    [
+        (nn.Dropout(0.5), False),
+        (nn.BatchNorm1d(8), False),
+        (nn.Sigmoid(), True),
+        (type("Own", (nn.ReLU,), {})(), True),
+    ],
+)
+def test_layers_that_could_tell_go_alone(layer: nn.Module, elsewhere: bool) -> None:
+    """On a CPU also those whose numbers depend on where in a tensor they stand."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer)
+    net = Net((1, 8, 8), body=body, head=nn.Linear(8, 10))
+    visit = visits()[0]
+    program = Program(visit.program.method, net, 11)
+    assert joinable(visit)
+    assert not joinable(replace(visit, program=program))
+    at = torch.device("meta")
+    assert joinable(replace(visit, program=program, device=at)) == elsewhere
+
+
+class Rewarded(Classification):
+    """A task of somebody's own, whose loss need not be a mean over rows."""
+
+
+def test_a_task_of_ones_own_goes_alone() -> None:
+    made, visit = experiment("fedavg"), visits()[0]
+    program = Program(made.program.method, made.program.nets, 11, task=Rewarded())
+    assert not joinable(replace(visit, program=program))
+
+
+def test_clients_that_train_differently_are_no_block() -> None:
+    """Unequal rows, or options that a hook replaced."""
+    with pytest.raises(ValueError, match="train differently"):
+        Block([Site(v) for v in visits(ids=[8, 9])])
+    sites = [Site(v) for v in visits(ids=[0, 1])]
+    sites[1].opt = replace(sites[1].opt, batch=3)
+    with pytest.raises(ValueError, match="train differently"):
+        Block(sites)
+
+
+def test_it_is_an_engine_by_name() -> None:
+    assert isinstance(make_engine("vectorized"), Vectorized)
