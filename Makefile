@@ -4,7 +4,7 @@ BIN := .venv/bin
 # torch's threads fight over few cores; the engines parallelise over clients instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit bench clean
 .DEFAULT_GOAL := demo
 
 .venv/installed: pyproject.toml constraints.txt
@@ -27,5 +27,12 @@ types: .venv/installed
 unit: .venv/installed
 	$(BIN)/pytest
 
+# About an hour, on a machine that does nothing else; real data through FEDLOOM_DATA.
+bench: .venv/installed
+	$(BIN)/python benchmarks/tricks.py
+	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/page.py
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs benchmarks/.peers

@@ -1,0 +1,1 @@
+"""The Flower app of the benchmark: what runs in Ray's workers has to be importable there."""
