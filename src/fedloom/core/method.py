@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.term import Batch, Term
-from fedloom.core.tree import State, Tree, select
+from fedloom.core.tree import State, Tree, clone, select
 from fedloom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Method(Term):
     are plain fields; `phases` and `adapt` (fine-tuning before a test) are derived from them.
     """
 
+    no_global: ClassVar[str] = ""
+    """Why no single model serves everybody, where the shared tensors alone do not tell."""
     shared: str = "*"
     weighting: Literal["samples", "uniform"] = "samples"
     server_lr: float = 1.0
@@ -106,7 +108,7 @@ class Method(Term):
     # ------------------------------------------------------------------ client
 
     def client_init(self, s: Site) -> State:
-        return {METHOD: {k: v for k, v in s.net.tree().items() if k not in s.shared}}
+        return {METHOD: clone({k: v for k, v in s.net.initial.items() if k not in s.shared})}
 
     def receive(self, s: Site) -> Tree:
         """Own and received parts make the client's model; some methods choose or mix here."""

@@ -78,6 +78,8 @@ class Program:
 
     def global_model_missing(self) -> str:
         """Why there is no global model; empty if there is one."""
+        if self.method.no_global:
+            return self.method.no_global
         net, shared = self.nets[0], self._shared[0]
         path = set(net.path_to(net.logits))
         mine = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}

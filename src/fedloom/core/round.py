@@ -10,18 +10,18 @@ from torch import Generator, Tensor
 
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.method import Method
-from fedloom.core.net import Net
+from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
-from fedloom.core.tree import State, Tree, WeightedSum, clone
+from fedloom.core.tree import State, Tree, WeightedSum, clone, select
 from fedloom.errors import LeakError
 
 
 class Round:
     """Collects uploads in client-id order, whatever order they arrive in.
 
-    Uploads are folded into the weighted means and dropped, unless a part declares `gathers`; so
-    memory does not grow with the cohort.
+    Uploads are folded into the weighted means and dropped, but for what a part declares with
+    `gathers` and `gathers_model`; so memory does not grow with the cohort.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Round:
         self.net: Net = program.nets[0]
         self.shared: frozenset[str] = program.shared(0)
         self.ups: dict[int, Up] = {}
-        """Uploads in id order; of their states only the slices of parts that gather are kept."""
+        """Uploads in id order; of their states only what some part gathers."""
         self.notes: dict[str, Any] = {}
         """What `aggregate` wants in the journal: plain values by the part's name."""
         self._sums: dict[str, WeightedSum] = {}
@@ -43,6 +43,8 @@ class Round:
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
         self._part_of = {name: parts[part] for name, part in program.writers().items()}
+        gathered = (self.net.match(p.gathers_model) for p in program.method.parts)
+        self._gathered: frozenset[str] = frozenset().union(*gathered)
 
     def gen(self, purpose: Hashable) -> Generator:
         """The server's generator for one purpose in this round."""
@@ -57,8 +59,10 @@ class Round:
         return self._sums[name].sum() if name in self._sums else {}
 
     def stack(self, name: str, key: str) -> Tensor:
-        """One tensor of every upload, [m, ...] in id order; needs `gathers`."""
-        if not self._part_of[name].gathers:
+        """One tensor of every upload, [m, ...] in id order; needs `gathers` or `gathers_model`."""
+        if name == METHOD and key not in self._gathered:
+            raise LeakError(f"single uploads of {key!r} are read; gathers_model must name it")
+        if name != METHOD and not self._part_of[name].gathers:
             raise LeakError(f"{name} reads single uploads; its part must declare gathers = True")
         return torch.stack([up.state[name][key] for up in self.ups.values()])
 
@@ -72,7 +76,9 @@ class Round:
     def _fold(self, cid: int, up: Up | None) -> None:
         if up is None:
             return
-        kept = {name: t for name, t in up.state.items() if self._part_of[name].gathers}
+        kept = {n: t for n, t in up.state.items() if n != METHOD and self._part_of[n].gathers}
+        if self._gathered and METHOD in up.state:
+            kept[METHOD] = select(up.state[METHOD], self._gathered)
         self.ups[cid] = Up(kept, up.n, up.metrics)
         for name, tree in up.state.items():
             mine = name == self.method.name  # a method's own slice beside the model

@@ -47,7 +47,10 @@ class Term:
     train: ClassVar[bool] = True
     """The loop trains its stages in every phase; False: the term does so itself."""
     gathers: ClassVar[bool] = False
-    """`aggregate` reads single uploads (`r.ups`, `r.stack`), so they are not folded and dropped."""
+    """`aggregate` reads single uploads of its own slice (`r.ups`, `r.stack`): they are kept to the
+    end of the round, not folded into a mean and dropped."""
+    gathers_model: ClassVar[str] = ""
+    """The same for the model: a pattern of the keys it reads."""
     refuses: ClassVar[tuple[str, ...]] = ()
     """Names of partners that make no sense."""
     requires: ClassVar[str] = ""

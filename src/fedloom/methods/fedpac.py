@@ -54,6 +54,7 @@ class FedPAC(Method):
 
     name: ClassVar[str] = "fedpac"
     gathers: ClassVar[bool] = True
+    gathers_model: ClassVar[str] = "head.*"
     lam: float = 1.0
     head_lr: float = 0.1
     head_epochs: int = 1
