@@ -44,6 +44,13 @@ NEEDS: dict[str, Need] = {
     # The negative of the next round's contrast is the extractor that was sent in this one.
     "moon": Need(copies=("model_contrast",)),
     "model_contrast": Need(copies=("model_contrast",)),
+    # Delta begins at zero, so the first round takes steps of alpha = 0.1 of their length.
+    "fedcm": Need(rounds=10),
+    "client_momentum": Need(rounds=10),
+    # The paper's server step of 0.01 is small; the published momentum makes it ten times as large.
+    "pfedhn": Need(expression="pfedhn(server_momentum=0.9)", rounds=10),
+    # It keeps the model it sent: the next round's mixture starts from it.
+    "fedfomo": Need(copies=("fedfomo",)),
     # c_i begins at zero, so the first difference that is sent is c_i itself.
     "scaffold": Need(copies=("control_variates",)),
     "control_variates": Need(copies=("control_variates",)),

@@ -1,0 +1,105 @@
+"""FedETF: one fixed simplex for a classifier, features projected and balanced to meet it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedloom.core.method import Method
+from fedloom.core.phase import Phase
+from fedloom.errors import BadInput
+from fedloom.methods import register
+from fedloom.ops.balanced import log_prior
+from fedloom.ops.simplex_etf import simplex_etf
+
+
+class SimplexHead(nn.Module):
+    """Cosines of features and the vertices of a simplex, times a trained temperature."""
+
+    def __init__(self, classes: int, dims: int, beta: float) -> None:
+        super().__init__()
+        self.vertices = nn.Parameter(simplex_etf(classes, dims))
+        self.beta = nn.Parameter(torch.tensor(beta))
+
+    def forward(self, z):
+        return self.beta * F.normalize(z, dim=1) @ self.vertices.T
+
+
+@register
+@dataclass(frozen=True, kw_only=True)
+class FedETF(Method):
+    """Neural-collapse inspired federated learning (Li et al., ICCV 2023).
+
+    u = g(f(x)) / |g(f(x))|, g a linear projection; class vectors v_1..v_K are the vertices of a
+    simplex, the same for all and fixed; beta is trained. Each round, N_c samples of class c::
+
+        client i  f, g, beta: E epochs on
+                  -log N_y^gamma e^{beta v_y'u} / sum_c N_c^gamma e^{beta v_c'u}   balanced feature
+        server    f, g, beta <- sum_i n_i (.)_i / sum_i n_i                        loss
+        personal  f: `adapt_epochs` epochs, g and v fixed
+                  then `alternations` times: v for an epoch, g for an epoch
+
+    Hyper-parameters: `gamma` 1.0; `beta` 1.0, where the temperature begins; `dim` None: as many
+    as the features, at least K; `adapt_epochs` 5 and `alternations` 5 (ours; the five papers
+    name none), `adapt_epochs=0` keeps the global model.
+
+    Deviations: personal training has no prior in the softmax (`adapt_gamma` 0): the personal model
+    shall know which classes its client has. A class the client lacks has no part in its balanced
+    softmax.
+
+    Leaves the client: body, projection and temperature (and the simplex, which never changes).
+
+    >>> [p.name for p in FedETF(alternations=1).adapt]
+    ['features', 'simplex', 'projection']
+    """
+
+    name: ClassVar[str] = "fedetf"
+    gamma: float = 1.0
+    beta: float = 1.0
+    dim: int | None = None
+    adapt_epochs: int = 5
+    alternations: int = 5
+    adapt_gamma: float = 0.0
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.gamma < 0 or self.adapt_gamma < 0:
+            raise BadInput(
+                f"gamma and adapt_gamma are 0 or more, not {self.gamma} and {self.adapt_gamma}"
+            )
+        if self.beta <= 0:
+            raise BadInput(f"beta must be more than 0, not {self.beta}")
+
+    @property
+    def phases(self):
+        return (Phase(train="* !head.vertices"),)
+
+    @property
+    def adapt(self):
+        if not self.adapt_epochs:
+            return ()
+        first = Phase("features", "* !projection.* !head.*", epochs=self.adapt_epochs)
+        simplex = Phase("simplex", "head.vertices", epochs=1)
+        projection = Phase("projection", "projection.*", epochs=1)
+        return (first, *(simplex, projection) * self.alternations)
+
+    def extend(self, net, clients):
+        width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
+        dims = max(width, classes) if self.dim is None else self.dim
+        if classes < 2 or dims < classes:
+            raise BadInput(
+                f"fedetf: a simplex needs two classes and as many dimensions, not dim={dims}"
+                f" for {classes} classes"
+            )
+        net.insert("projection", nn.Sequential(nn.Flatten(), nn.Linear(width, dims)))
+        net.replace("head", SimplexHead(classes, dims, self.beta))
+
+    def loss(self, b, s):
+        gamma = self.gamma if s.phase.name == "local" else self.adapt_gamma
+        if (at := (self.name, gamma)) not in s.memo:
+            s.memo[at] = log_prior(s.counts, gamma)
+        return s.task.loss(b.out[s.net.logits] + s.memo[at], b.target)

@@ -1,0 +1,126 @@
+"""APFL on quadratics f(w) = (w - a)^2 / 2, whose gradient anywhere is the distance to a.
+
+A plausible mistake is to train v on its own loss, v <- v - lr (v - a), or to leave out the factor
+alpha that the chain rule gives; another to use values that the same step has already moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from quadratic import Play, full, kept, point, rows, server_value, value
+
+from fedloom.core.net import METHOD
+from fedloom.core.phase import Opt
+from fedloom.core.program import Program
+from fedloom.errors import BadInput
+from fedloom.methods import parse_method
+from fedloom.methods.apfl import APFL
+from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.local import Local
+from helpers import finite, mlp, run, same, tables
+
+OPT = Opt(lr=0.1, batch=3, epochs=2, momentum=0.5, weight_decay=1e-3)
+
+
+def fixed(alpha=0.5, lr=0.25, epochs=1):
+    return APFL(alpha=alpha, learn_alpha=False, opt=full(lr, epochs))
+
+
+def test_two_steps_by_hand():
+    """w = v = 16, a = 0, alpha = 1/2, lr = 1/4.
+
+    Step 1: m = 16, w = 12, v = 16 - 1/4 * 1/2 * 16 = 14 (12 without the factor alpha, and on its
+    own loss). Step 2: m = (14 + 12)/2 = 13 from the values before the step, w = 9,
+    v = 14 - 13/8 = 12.375 (with the new w = 9 it would be 12.5625).
+    """
+    play = Play(fixed(epochs=2), point(16.0), rows(0.0)).round()
+    assert (server_value(play), kept(play, 0, "apfl")) == (9.0, 12.375)
+    assert kept(play, 0, "apfl", "alpha") == 0.5
+
+
+def test_v_stays_v_and_the_mixture_is_what_predicts():
+    """a = (0, 32), w = 16, one step: w_i = (12, 20), v = (14, 18), server 16. The personal model
+    of client 0 is (14 + 16)/2 = 15: neither v, nor w, nor the mixture with its own w_0 (13). In
+    the next round v goes on from 14: m = 15, v = 14 - 15/8 = 12.125; had v been overwritten by
+    the mixture, 13 or 15 would have come before."""
+    play = Play(fixed(), point(16.0), rows(0.0), rows(32.0)).round()
+    site = play.site(0)
+    assert value(site.w) == 16.0
+    assert value(site.method.personalize(site)["model"]) == 15.0
+    assert kept(play, 0, "apfl") == 14.0
+    assert {name: value(tree) for name, tree in play.up[0].state.items()} == {"model": 12.0}
+    assert kept(play.round(), 0, "apfl") == 12.125
+
+
+def test_alphas_gradient_by_hand():
+    """a = 12, w = v = 16, alpha = 1/2, lr = 1/4. Step 1: v = w, so alpha stays; g = 4, w = 15,
+    v = 15.5. Step 2: m = 15.25, g = 3.25, slope = g (v - w) = 1.625, alpha = 0.5 - 0.40625;
+    v = 15.5 - 1/4 * 1/2 * 3.25 with the old alpha; w = 14.25."""
+    play = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(12.0)).round()
+    assert kept(play, 0, "apfl", "alpha") == 0.09375
+    assert (kept(play, 0, "apfl"), server_value(play)) == (15.09375, 14.25)
+
+
+def test_alpha_grows_where_v_is_the_better_model_and_stays_in_the_unit_interval():
+    """Client 0 has a = 0, the others pull w up: v is nearer to 0 than w is, so alpha rises to 1.
+    Where v lags behind w (one client alone, as above) it falls to 0. Neither passes its end."""
+    many = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(0.0), *[rows(32.0)] * 3)
+    for _ in range(6):
+        many.round()
+    assert kept(many, 0, "apfl", "alpha") == 1.0
+    alone = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(0.0)).round().round()
+    assert kept(alone, 0, "apfl", "alpha") == 0.0
+
+
+def test_clients_count_alike_and_the_absent_keep_their_v():
+    """w = 16, a = (0, 16), n = (1, 4): w_i = (12, 16), mean 14. Client 0 stays away: its v = 14."""
+    play = Play(fixed(), point(16.0), rows(0.0), rows(16.0, n=4)).round()
+    assert server_value(play) == 14.0
+    assert kept(play.round(1), 0, "apfl") == 14.0
+
+
+@pytest.mark.parametrize("norm", [False, True])
+def test_the_global_model_is_fedavgs_bit_for_bit(norm):
+    """The personal side moves no batch order, no tensor and no running statistics of w."""
+    plain = FedAvg(opt=OPT, weighting="uniform")
+    for method in (APFL(opt=OPT), APFL(opt=OPT, alpha=1.0, learn_alpha=False)):
+        ends = [
+            run(Program(m, mlp(norm=norm), 2), tables(7, 10), rounds=3).server[METHOD]
+            for m in (plain, method)
+        ]
+        assert same(*ends)
+
+
+def test_alpha_1_is_local_training_bit_for_bit():
+    """m = v: momentum, weight decay and BatchNorm's statistics are those of Local too."""
+    played = [
+        run(Program(m, mlp(norm=True), 2), tables(7, 10), rounds=3)
+        for m in (APFL(opt=OPT, alpha=1.0, learn_alpha=False), Local(opt=OPT))
+    ]
+    for cid in range(2):
+        v = {k: x for k, x in played[0].clients[cid]["apfl"].items() if k != "alpha"}
+        assert same(v, played[1].clients[cid][METHOD])
+
+
+def test_alpha_0_predicts_with_the_global_model():
+    """To the bit, and v never moves."""
+    play = Play(fixed(0.0), point(16.0), rows(0.0), rows(32.0, n=2)).round()
+    site = play.site(0)
+    assert value(site.method.personalize(site)["model"]) == server_value(play)
+    assert kept(play, 0, "apfl") == 16.0
+
+
+@pytest.mark.parametrize("term", ["dbe", "fedbr", "proximal(mu=0.1)", "control_variates"])
+def test_composes(term):
+    method = replace(parse_method(f"apfl + {term}"), opt=Opt(lr=0.05, batch=4))
+    played = run(Program(method, mlp(norm=True), 2), tables(9, 6), rounds=2)
+    assert finite(played.server)
+    assert "alpha" not in played.server[METHOD]
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.1])
+def test_bad_values(alpha):
+    with pytest.raises(BadInput):
+        APFL(alpha=alpha)
