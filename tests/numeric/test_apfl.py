@@ -6,20 +6,26 @@ alpha that the chain rule gives; another to use values that the same step has al
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
+import torch
 from quadratic import Play, full, kept, point, rows, server_value, value
 
 from fedloom.core.net import METHOD
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.term import Term
+from fedloom.core.tree import Tree, clone
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.methods.apfl import APFL
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedbr import FedBR
 from fedloom.methods.local import Local
-from helpers import finite, mlp, run, same, tables
+from fedloom.methods.scaffold import ControlVariates
+from helpers import finite, mlp, play, run, same, tables
 
 OPT = Opt(lr=0.1, batch=3, epochs=2, momentum=0.5, weight_decay=1e-3)
 
@@ -110,6 +116,80 @@ def test_alpha_0_predicts_with_the_global_model():
     site = play.site(0)
     assert value(site.method.personalize(site)["model"]) == server_value(play)
     assert kept(play, 0, "apfl") == 16.0
+
+
+# ------------------------------------------------------------------ in sums
+
+
+def personal(game, cid):
+    site = game.site(cid)
+    return value(site.method.personalize(site)[METHOD])
+
+
+@dataclass(frozen=True)
+class Push(Term):
+    """A gradient correction: 8 more."""
+
+    name: ClassVar[str] = "push"
+
+    def grads(self, g, s):
+        return {k: v + 8 for k, v in g.items()}
+
+
+def test_gradient_corrections_move_w_alone():
+    """As in the two steps by hand, but w's gradient is 8 more: w = 16 - 24/4 = 10, v = 14 (13 with
+    the correction). Then m = 12, w = 10 - 18/4 = 5.5, v = 14 - 12/8 = 12.5."""
+    game = Play(fixed(epochs=2) + Push(), point(16.0), rows(0.0)).round()
+    assert (server_value(game), kept(game, 0, "apfl")) == (5.5, 12.5)
+
+
+def test_control_variates_leave_the_personal_models_to_their_clients():
+    """a = (8, -4): SCAFFOLD brings w to the mean 2, personal models come to 8 and -4. Corrected
+    alike, these would end at 2 as well."""
+    game = Play(APFL(opt=full(0.25, 2)) + ControlVariates(), point(0.0), rows(8.0), rows(-4.0))
+    for _ in range(12):
+        game.round()
+    assert server_value(game) == pytest.approx(2.0, abs=0.01)
+    assert [personal(game, 0), personal(game, 1)] == pytest.approx([8.0, -4.0], abs=0.02)
+
+
+def test_a_special_round_leaves_v_and_alpha_where_they_were():
+    """DBE trains before the first round and throws the weights away, those of v as well."""
+    program = Program(replace(parse_method("apfl + dbe"), opt=OPT), mlp(norm=True), 2)
+    special = program.schedule(1)[0]
+    assert special.kind == "special"
+    start = {**program.nets[0].tree(), "alpha": torch.tensor(0.5)}
+    for own in play(program, tables(7, 10), [special]).clients.values():
+        assert same(own["apfl"], start)
+
+
+@dataclass(frozen=True)
+class WatchedProjection(Term):
+    """Writes down FedBR's projection before it moves."""
+
+    name: ClassVar[str] = "watched_projection"
+    seen: ClassVar[list[Tree]] = []
+
+    def loss(self, b, s):
+        self.seen.append(clone({k: v for k, v in s.w.items() if k.startswith("fedbr.")}))
+        return 0.0
+
+
+def test_the_mixture_reads_ws_projection_and_leaves_it_alone():
+    """FedBR moves its projection itself, in every gradient. The gradient at the mixture begins
+    with w's projection as w's own gradient has left it, which is where w's next one begins; v has
+    no copy that would grow stale, and w is FedAvg's to the bit."""
+    opt, data = Opt(lr=0.1, batch=3), tables(9)
+    WatchedProjection.seen.clear()
+    mixed = APFL(opt=opt) + WatchedProjection() + FedBR()
+    game = run(Program(mixed, mlp(), 1), data, rounds=2)
+    at_w, at_mixture = WatchedProjection.seen[0::2], WatchedProjection.seen[1::2]
+    assert len(at_w) == 6
+    assert all(map(same, at_mixture[:-1], at_w[1:]))
+    assert not same(at_w[0], at_w[1])
+    assert not any(k.startswith("fedbr.") for k in game.clients[0]["apfl"])
+    plain = run(Program(FedAvg(opt=opt) + FedBR(), mlp(), 1), data, rounds=2)
+    assert same(game.server[METHOD], plain.server[METHOD])
 
 
 @pytest.mark.parametrize("term", ["dbe", "fedbr", "proximal(mu=0.1)", "control_variates"])

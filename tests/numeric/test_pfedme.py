@@ -7,15 +7,17 @@ theta = w. Then w <- w - lr lam (w - theta). Here lam = 3, so p = (a + 3w)/4, an
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import pytest
 import torch
-from quadratic import Play, Spy, full, kept, point, rows, server_value, value
+from quadratic import Play, full, kept, point, rows, server_value, value
 
 from fedloom.core.net import METHOD
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.term import Term
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
@@ -101,11 +103,46 @@ def test_an_absent_client_keeps_its_theta_and_a_late_one_begins_at_the_first_mod
     assert kept(play.round(1), 0, "pfedme") == theta
 
 
-def test_terms_see_theta():
-    """Inside hooks s.w is theta: 16, then p + (16 - p)/2 = 14."""
-    Spy.seen.clear()
-    Play(pfedme() + Spy(), point(16.0), rows(0.0)).round()
-    assert [value(w) for *_, w in Spy.seen] == [16.0, 14.0]
+@dataclass(frozen=True)
+class SeenModel(Term):
+    """Writes down the weight at every gradient, which it would push by 8."""
+
+    name: ClassVar[str] = "seen_model"
+    seen: ClassVar[list[float]] = []
+
+    def loss(self, b, s):
+        self.seen.append(value(s.w))
+        return 0.0
+
+    def grads(self, g, s):
+        return {k: v + 8 for k, v in g.items()}
+
+
+def test_terms_see_theta_and_correct_nothing():
+    """Inside hooks s.w is theta: 16, then p + (16 - p)/2 = 14 (13 with the correction), which
+    leaves 13 as without the term."""
+    SeenModel.seen.clear()
+    play = Play(pfedme() + SeenModel(), point(16.0), rows(0.0)).round()
+    assert SeenModel.seen == [16.0, 14.0]
+    assert kept(play, 0, "pfedme") == 13.0
+
+
+@pytest.mark.parametrize("term", ["proximal", "control_variates", "client_momentum"])
+def test_refuses_corrections_of_gradients(term):
+    """w's step is no gradient that they could correct."""
+    with pytest.raises(BadInput, match="cannot be combined"):
+        Program(parse_method(f"pfedme + {term}"), mlp(), 2)
+
+
+def test_the_inner_rate_shares_the_runs_decay():
+    """decay 1/2, K = 1. Round 1: theta = 16 - 16/8 = 14, w = 16 - 3/8 * 2 = 15.25. Round 2:
+    inner_lr = 1/16, lr = 1/16: theta = w (1 - 1/16) and w = 15.25 - 3/16 * 15.25/16. At a rate that
+    stays, theta would be 15.25 * 7/8."""
+    method = replace(pfedme(steps=1), opt=full(LR, decay=0.5))
+    play = Play(method, point(16.0), rows(0.0)).round()
+    assert (kept(play, 0, "pfedme"), server_value(play)) == (14.0, 15.25)
+    assert kept(play.round(), 0, "pfedme") == 15.25 * 15 / 16
+    assert server_value(play) == 15.25 - 3 / 16 * 15.25 / 16
 
 
 def test_one_weak_inner_step_is_nearly_fedavg():
@@ -128,7 +165,7 @@ def test_thetas_running_statistics_are_those_of_w():
     assert not torch.equal(theta["body.0.weight"], w["body.0.weight"])
 
 
-@pytest.mark.parametrize("term", ["dbe", "fedbr", "proximal(mu=0.1)", "control_variates"])
+@pytest.mark.parametrize("term", ["dbe", "fedbr", "feddecorr"])
 def test_composes(term):
     method = replace(parse_method(f"pfedme + {term}"), opt=Opt(lr=0.05, batch=4))
     played = run(Program(method, mlp(norm=True), 2), tables(9, 6), rounds=2)

@@ -14,7 +14,7 @@ from fedloom.core.rng import rng_scope
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.together import Block
-from fedloom.core.tree import State, plain_state
+from fedloom.core.tree import State, clone_state, plain_state
 from fedloom.errors import LeakError
 
 _Marks = dict[tuple[str, str], tuple[int, int]]
@@ -60,7 +60,9 @@ class _Call:
     def __init__(self, visit: Visit) -> None:
         self.visit, self.sent = visit, _marks(visit.down.state)
         self.site = site = Site(visit)
-        self.arrived, self.kept = _marks(site.down), dict(site.own)
+        self.arrived = _marks(site.down)
+        # A special round and an adaptation give back what was there, whatever was done to it.
+        self.kept = {} if site.plan.kind == "train" else clone_state(site.own)
 
     def answer(self, ask: Ask | None) -> tuple[Up, State]:
         """What goes up and what is kept, measured and checked."""

@@ -209,6 +209,15 @@ class Net(nn.Module):
         """Does the stage draw at random in evaluation mode too? Such layers say `draws = True`."""
         return any(getattr(m, "draws", False) is True for m in self.get_submodule(stage).modules())
 
+    def moving(self, trained: Collection[str]) -> frozenset[str]:
+        """Stages in training mode while some are trained: those, and what has no tensors of its own
+        (dropout) behind them."""
+        found = set(trained)
+        for name, source in self._route(None):
+            if not self._slots_of[name] and (source in found or source == INPUT):
+                found.add(name)
+        return frozenset(found)
+
     def path_to(self, stage: str) -> list[str]:
         """The stages from the input to this one, in the order they run."""
         path: list[str] = []

@@ -237,7 +237,7 @@ class Site:
             phase=phase,
             opt=opt,
             keys=keys,
-            modes=frozenset(map(stage_of, keys)) if phase.frozen_eval else True,
+            modes=self.net.moving(set(map(stage_of, keys))) if phase.frozen_eval else True,
             terms=self.terms,
             inputs=[p.inputs for p in parts if p.overrides("inputs")],
             losses=[t.loss for t in self.terms if t.overrides("loss")],

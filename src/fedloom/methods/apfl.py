@@ -35,7 +35,8 @@ class APFL(Method):
     the run's optimiser, like w. The mixture has BatchNorm statistics of its own, kept beside v, so
     w is FedAvg's to the bit where neither layers nor terms draw. v_i begins as the first global
     model the client receives. Terms see w and the mixture in turn: MeanRegularization with mu < 1
-    runs one mean over both, and gradient corrections move v as well.
+    runs one mean over both. Gradient corrections are for w alone; the mixture reads a copy of what
+    a term trains itself (FedBR's projection).
 
     Leaves the client: w; never v or alpha.
 
@@ -54,25 +55,26 @@ class APFL(Method):
             raise BadInput(f"apfl: alpha must be between 0 and 1, got {self.alpha:g}")
 
     def client_init(self, s):
-        kept = {**s.start, "alpha": torch.tensor(self.alpha)}
-        return {**super().client_init(s), self.name: kept}
+        apart = {t.name for t in self.terms if not t.train}
+        v = {k: x for k, x in s.start.items() if s.net.owner[stage_of(k)] not in apart}
+        return {**super().client_init(s), self.name: {**v, "alpha": torch.tensor(self.alpha)}}
 
-    def _mixture(self, s, keys):
-        """alpha v + (1 - alpha) w at these keys, v elsewhere."""
-        mine = s.own[self.name]
-        mixed = {k: torch.lerp(s.w[k].detach(), mine[k], mine["alpha"].to(mine[k])) for k in keys}
-        return {k: mixed.get(k, mine[k]) for k in s.w}
-
-    def local(self, s):
-        s.memo.pop(self.name, None)
-        super().local(s)
+    def _mixture(self, s):
+        """alpha v + (1 - alpha) w at the parameters and v's statistics; a copy of w's tensor where
+        a term trains it."""
+        mine, mixed = s.own[self.name], {}
+        for k, w in s.w.items():
+            x = mine.get(k, w.detach().clone())
+            blend = k in mine and k in s.net.params
+            mixed[k] = torch.lerp(w.detach(), x, mine["alpha"].to(x)) if blend else x
+        return mixed
 
     def step(self, b, s):
         mine, at_w = s.own[self.name], s.grad(replace(b))  # a copy: terms may change a batch
-        mixture = self._mixture(s, s.keys)
+        mixture = self._mixture(s)
         for k in s.keys:
             mixture[k].requires_grad_()
-        g, alpha = s.grad(replace(b), mixture), mine["alpha"]
+        g, alpha = s.grad(replace(b), mixture, corrected=False), mine["alpha"]
         if self.learn_alpha:
             slope = sum((g[k] * (mine[k] - s.w[k].detach())).sum() for k in s.keys)
             mine["alpha"] = (alpha - s.lr * slope.to(alpha)).clamp(0, 1)
@@ -88,4 +90,4 @@ class APFL(Method):
         return s.memo[self.name]
 
     def personalize(self, s):
-        return {"model": self._mixture(s, [k for k in s.w if k in s.net.params])}
+        return {METHOD: self._mixture(s)}

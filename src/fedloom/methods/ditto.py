@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase
+from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedprox import Proximal
 
@@ -39,6 +40,11 @@ class Ditto(Method):
     name: ClassVar[str] = "ditto"
     lam: float = 1.0
     personal_epochs: int | None = None
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.lam < 0 or (self.personal_epochs or 0) < 0:
+            raise BadInput("ditto: lam and personal_epochs are 0 or more")
 
     def client_init(self, s):
         return {**super().client_init(s), self.name: s.start}

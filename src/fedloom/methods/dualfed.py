@@ -77,8 +77,14 @@ class DualFed(Method):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.depth < 1:
-            raise BadInput(f"the projector's depth is 1 or more, not {self.depth}")
+        if self.depth < 1 or self.hidden < 1:
+            raise BadInput(
+                f"the projector's depth and width are 1 or more, not {self.depth} and {self.hidden}"
+            )
+        if self.lam < 0 or self.tau <= 0:
+            raise BadInput(
+                f"dualfed: lam is 0 or more and tau above 0, not {self.lam} and {self.tau}"
+            )
 
     @property
     def phases(self):

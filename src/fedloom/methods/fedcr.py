@@ -68,6 +68,8 @@ class FedCR(Method):
         super().__post_init__()
         if self.dim < 1 or self.samples < 1:
             raise BadInput(f"dim and samples are 1 or more, not {self.dim} and {self.samples}")
+        if self.beta < 0 or self.tau <= 0 or (self.sigma or 0) < 0:
+            raise BadInput("fedcr: beta and sigma are 0 or more, tau is above 0")
         if self.sigma == 0 and self.beta:
             raise BadInput("sigma=0 leaves no Gaussian to align with; set beta=0 too")
 

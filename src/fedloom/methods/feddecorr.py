@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.term import Term
+from fedloom.errors import BadInput
 from fedloom.methods import register
 
 FLOOR = 1e-8
@@ -23,12 +24,13 @@ class FedDecorr(Term):
         K     = z^' z^ / n                          the correlation matrix [d, d]
         loss += beta / d^2 ||K||_F^2
 
-    Hyper-parameters: `beta` 0.1 (the paper and FedBR).
+    Hyper-parameters: `beta` 0.1 (the paper and FedBR), which was tuned with the published code
+    (`published=true`), whose term is about n times as large: with the formula above it is weak.
 
     Deviations: the published code, which FedBR ran, leaves out the diagonal (a constant d) and
-    does not divide z^' z^ by n, then the squares by n: about n times the paper's term
-    (`published=True`). z is the network's raw representation. A constant dimension correlates with
-    nothing; a batch of one has no correlations and adds no loss.
+    does not divide z^' z^ by n, then the squares by n (`published=True`). z is the network's raw
+    representation. A constant dimension correlates with nothing; a batch of one has no
+    correlations and adds no loss.
 
     Leaves the client: nothing more.
 
@@ -39,6 +41,10 @@ class FedDecorr(Term):
     name: ClassVar[str] = "feddecorr"
     beta: float = 0.1
     published: bool = False
+
+    def __post_init__(self):
+        if self.beta < 0:
+            raise BadInput(f"feddecorr: beta is 0 or more, not {self.beta}")
 
     def loss(self, b, s):
         if not self.beta or len(b.x) < 2:
@@ -57,8 +63,8 @@ def correlation(z, published=False):
     n, d = z.shape
     z = z - z.mean(0)
     z = z / (z.var(0, correction=int(published)) + FLOOR).sqrt()
-    gram = z.T @ z
+    gram = z @ z.T if n < d else z.T @ z  # of the same norm
     if not published:
         return (gram / n).square().sum() / d**2
-    off_diagonal = gram.square().sum() - gram.diagonal().square().sum()
+    off_diagonal = gram.square().sum() - z.square().sum(0).square().sum()
     return off_diagonal / max(d * (d - 1), 1) / n

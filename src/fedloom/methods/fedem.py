@@ -15,7 +15,7 @@ from fedloom.ops.mixture import mixture_weights, responsibilities
 from fedloom.ops.twins import add_twin
 
 NEWCOMER_STEPS = 10
-"""EM steps by which a client that never trained finds its weights."""
+"""EM steps by which a client that never trained finds its weights for a test."""
 
 
 @register
@@ -31,7 +31,8 @@ class FedEM(Method):
                           theta_m <- E epochs of SGD on mean_j q_j(m) l_m(j), q held fixed
         server    theta_m <- sum_i n_i theta_im / sum_i n_i
         at a test p = sum_m pi_im softmax of learner m
-        newcomer  pi by E and M steps on its training rows, the learners as received
+        newcomer  pi by E and M steps on its training rows, the learners as received; so does a
+                  member that was never sampled, for its test
 
     Learner 1 is the network, the others are stages beside it (`head_2`, `head_3`), drawn anew.
 
@@ -56,8 +57,11 @@ class FedEM(Method):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.learners < 1:
-            raise BadInput(f"learners is 1 or more, not {self.learners}")
+        if self.learners < 1 or self.adapt_epochs < 0:
+            raise BadInput(
+                "fedem: learners is 1 or more and adapt_epochs 0 or more,"
+                f" not {self.learners} and {self.adapt_epochs}"
+            )
         for term in self.terms:
             if any(term.overrides(hook) for hook in ("extend", "inputs", "loss")):
                 raise BadInput(
@@ -80,12 +84,10 @@ class FedEM(Method):
         """The stage of every learner's logits."""
         return [net.logits + tag for tag in self._tags()]
 
-    def client_init(self, s):
-        own = super().client_init(s)
-        pi = torch.full((self.learners,), 1 / self.learners)
-        if s.newcomer:
-            pi = mixture_weights(self._losses(s, own["model"] | s.down["model"]), NEWCOMER_STEPS)
-        return {**own, self.name: {"pi": pi}}
+    def _held(self, s, losses, steps):
+        """pi where the client has trained; elsewhere so many steps of EM from equal weights."""
+        held = s.own.get(self.name)
+        return held["pi"] if held else mixture_weights(losses, steps)
 
     def _losses(self, s, w):
         """Every learner's loss on every training row [n, M]."""
@@ -97,7 +99,9 @@ class FedEM(Method):
     def inputs(self, b, s):
         """The E step, before the first batch of a round moves anything."""
         if self.name not in s.memo:
-            q = responsibilities(self._losses(s, s.w), s.own[self.name]["pi"])
+            losses, first = self._losses(s, s.w), not s.newcomer and s.phase not in self.adapt
+            pi = self._held(s, losses, 0 if first else NEWCOMER_STEPS)
+            q = responsibilities(losses, pi)
             s.memo[self.name], s.own[self.name] = q, {"pi": q.mean(0)}
 
     def loss(self, b, s):
@@ -108,7 +112,8 @@ class FedEM(Method):
         )
 
     def personalize(self, s):
-        return {"model": s.w, self.name: s.own[self.name]}
+        losses = None if self.name in s.own else self._losses(s, s.w)
+        return {"model": s.w, self.name: {"pi": self._held(s, losses, NEWCOMER_STEPS)}}
 
     def predict(self, net, state, x):
         out, pi = net(state["model"], x), state[self.name]["pi"]

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.term import Term
+from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
 
@@ -34,6 +35,10 @@ class Proximal(Term):
 
     name: ClassVar[str] = "proximal"
     mu: float = 0.01
+
+    def __post_init__(self):
+        if self.mu < 0:
+            raise BadInput(f"proximal: mu is 0 or more, not {self.mu}")
 
     def grads(self, g, s):
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 from typing import ClassVar, Literal
 
 import torch
@@ -11,6 +11,9 @@ import torch
 from fedloom.core.method import Method
 from fedloom.errors import BadInput
 from fedloom.methods import register
+
+LOWEST, HIGHEST = -700.0, 600.0
+"""Logarithms of weights whose sums with models neither vanish nor overflow (float64 ends at 709)."""
 
 
 @register
@@ -29,9 +32,10 @@ class GroupDRO(Method):
     Hyper-parameters: `eta` 0.01 (FedBR). `weighting` "uniform": q alone weighs a client;
     "samples": q_i n_i.
 
-    Deviations: FedBR's code takes the loss of the batches it trains on (`measure="training"`,
-    added terms and mixed labels included) and always applies Mixup, which is a term here:
-    `groupdro + mixup`. A client that is absent keeps its weight but for the normalisation.
+    Deviations: FedBR's code takes the loss of the batches it trains on (`measure="training"`: the
+    mean over the last fit of the round, added terms and mixed labels included) and always applies
+    Mixup, which is a term here: `groupdro + mixup`. A client that is absent keeps its weight but
+    for the normalisation. The server holds log q, which cannot underflow.
 
     Leaves the client: the whole model and one number, its loss. q is never sent.
 
@@ -52,8 +56,8 @@ class GroupDRO(Method):
 
     def server_init(self, r):
         n = r.plan.clients
-        q = torch.full((n,), 1 / n, dtype=torch.float64)
-        return {**super().server_init(r), self.name: {"q": q}}
+        log_q = torch.full((n,), -log(n), dtype=torch.float64)
+        return {**super().server_init(r), self.name: {"log_q": log_q}}
 
     def send(self, r, cid):
         return {"model": r.server["model"]}
@@ -67,19 +71,23 @@ class GroupDRO(Method):
         logits = s.scan(s.net.logits, s.received)
         return s.task.loss(logits, s.data.train.y.to(s.device))
 
+    def _log_q(self, r, cid):
+        log_q = r.server[self.name]["log_q"]
+        return float(log_q[cid]) if cid < len(log_q) else -log(len(log_q))
+
     def _raised(self, r, cid, up):
-        """A client's weight after this round's loss, before it is normalised."""
-        q = r.server[self.name]["q"]
-        now = float(q[cid]) if cid < len(q) else 1 / len(q)
+        """The logarithm of a client's weight after this round's loss, before normalisation."""
         loss = up.state.get(self.name, {}).get("loss", 0.0)  # a special round reports none
-        return now * exp(self.eta * float(loss))
+        return self._log_q(r, cid) + self.eta * float(loss)
 
     def weight(self, r, cid, up):
-        return super().weight(r, cid, up) * self._raised(r, cid, up)
+        # A common factor does not matter; this one is known before the first upload.
+        rise = self._raised(r, cid, up) - max(self._log_q(r, i) for i in r.cohort)
+        return super().weight(r, cid, up) * exp(min(max(rise, LOWEST), HIGHEST))
 
     def aggregate(self, r):
-        q = r.server[self.name]["q"].clone()
+        log_q = r.server[self.name]["log_q"].clone()
         for cid, up in r.ups.items():
-            if cid < len(q):
-                q[cid] = self._raised(r, cid, up)
-        return {**super().aggregate(r), self.name: {"q": q / q.sum()}}
+            if cid < len(log_q):
+                log_q[cid] = self._raised(r, cid, up)
+        return {**super().aggregate(r), self.name: {"log_q": log_q.log_softmax(0)}}

@@ -14,6 +14,8 @@ from fedloom.ops.neighbours import Kernel, neighbour_votes
 
 GRID = 10
 """Client by client, lam is one of 0, 1/GRID, ..., 1."""
+UNTUNED = 0.5
+"""lam of a client that has nothing to tune it on."""
 
 
 @register
@@ -33,7 +35,7 @@ class KNNPer(Method):
 
     Hyper-parameters: `k` 10; `lam` 0.5 (FedPAC: best of {0.5, 0.6, 0.7, 0.8}), or None: each
     client takes the value of 0, 0.1, ..., 1 with the best accuracy on its validation rows (the
-    paper's tuning), the smallest of equals.
+    paper's tuning), the smallest of equals; a client without such rows takes 0.5.
 
     Deviations: `kernel="gaussian"`, e^{-d^2 / dim}, is the published code's. phi is the network's
     raw representation, before anything a term inserts. Search is exact.
@@ -77,7 +79,7 @@ class KNNPer(Method):
     def _tuned(self, s, stored):
         """The weight of the votes with the best accuracy on the client's validation rows."""
         if not s.data.val:
-            raise BadInput(f"lam=none needs validation rows and client {s.cid} has none; set lam")
+            return UNTUNED
         voted = self._votes(s.scan(s.net.representation, split=s.data.val), stored, s.data.classes)
         model = s.scan(s.net.logits, split=s.data.val).softmax(-1)
         y, grid = s.data.val.y.to(s.device), [i / GRID for i in range(GRID + 1)]

@@ -10,6 +10,7 @@ import torch
 from fedloom.core.method import Method
 from fedloom.core.net import stage_of
 from fedloom.core.term import Term
+from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
 from fedloom.ops.contrastive import pair_contrast
@@ -41,6 +42,12 @@ class ModelContrast(Term):
     name: ClassVar[str] = "model_contrast"
     mu: float = 1.0
     tau: float = 0.5
+
+    def __post_init__(self):
+        if self.mu < 0 or self.tau <= 0:
+            raise BadInput(
+                f"model_contrast: mu is 0 or more and tau above 0, not {self.mu} and {self.tau}"
+            )
 
     def loss(self, b, s):
         stage = s.net.representation

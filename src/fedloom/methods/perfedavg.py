@@ -39,7 +39,8 @@ class PerFedAvg(Method):
     Deviations: none. D' is the loop's batch, D and D'' are drawn anew with as many rows, so full
     batches give the exact gradient of F_i. alpha shares the run's decay and the step has neither
     momentum nor weight decay, so that the step of the test is the step trained for. H is of the
-    task's loss: the curvature of a term's is left out.
+    task's loss: the curvature of a term's is left out. Terms that correct gradients correct v, which
+    moves w, and not the inner gradient.
 
     Leaves the client: the whole model; never the adapted one.
 
@@ -72,7 +73,7 @@ class PerFedAvg(Method):
 
     def step(self, b, s):
         alpha = Phase(lr=self.alpha).over(s.opt, s.plan.t).opt.lr
-        inner = s.grad(self._another(b, s))
+        inner = s.grad(self._another(b, s), corrected=False)
         v = s.grad(b, _moved(s.w, inner, -alpha))
         if self.variant == "hessian_free":
             bent = self._hessian_times(v, b, s)

@@ -32,17 +32,18 @@ class PFedHN(Method):
 
     Several clients' steps follow one another in the order of their ids, each with the theta_i that
     was sent, so a large cohort wants a smaller alpha; `together`: one step by the mean of their
-    products. A newcomer's embedding is the mean of all. What is no parameter (BatchNorm's
-    running statistics) stays with the client.
+    products. A newcomer's embedding is the mean of all. BatchNorm layers stay with the client:
+    h's outputs begin near 0, and a layer whose scales do hardly passes anything on.
 
     Hyper-parameters: `server_lr` alpha 0.01 (FedPAC: server and client 0.01), `depth` 3 and
-    `width` 100 of h, `embedding` None: 1 + N/4, `server_clip` 50 (0: none).
-    `shared="* !head.* !@stats"` keeps the head with the client: pFedHN-PC.
+    `width` 100 of h, `embedding` None: 1 + N/4, `server_clip` 50 (0: none), `server_momentum` 0.9
+    and `server_decay` 1e-3 as published. `shared="* !head.* !@bn"`: pFedHN-PC, personal heads.
 
-    Deviations: the sign is that of descent, as in the code. The code's server has momentum 0.9 and
-    weight decay 1e-3 (`server_momentum`, `server_decay`), a linear layer more before the last, and
-    clips the clients' gradients at 50 too (set `clip`). The paper tunes a newcomer's embedding;
-    here it stays at the mean.
+    Deviations: the sign is that of descent, as in the code. Algorithm 1 has neither momentum nor
+    decay (0 and 0), and hardly learns in few rounds. The code has a linear layer more before the
+    last and clips the clients' gradients at 50 too (set `clip`). The paper tunes a newcomer's
+    embedding; here it stays at the mean. LayerNorm and GroupNorm are made like any other layer,
+    with scales near 0 at first; leave them out by name (`shared="* !@bn !*.norm*"`).
 
     Leaves the client: its model. Neither h nor an embedding ever reaches a client.
 
@@ -55,10 +56,10 @@ class PFedHN(Method):
     no_global: ClassVar[str] = "every client's model is made for it"
     # They correct towards a model that all clients share.
     refuses: ClassVar[tuple[str, ...]] = ("client_momentum", "control_variates", "fedgen")
-    shared: str = "* !@stats"
+    shared: str = "* !@bn"
     server_lr: float = 0.01
-    server_momentum: float = 0.0
-    server_decay: float = 0.0
+    server_momentum: float = 0.9
+    server_decay: float = 1e-3
     server_clip: float = 50.0
     depth: int = 3
     width: int = 100
@@ -69,8 +70,8 @@ class PFedHN(Method):
         super().__post_init__()
         if self.depth < 0 or self.width < 1 or (self.embedding is not None and self.embedding < 1):
             raise BadInput("pfedhn: depth is 0 or more, width and embedding 1 or more")
-        if self.server_clip < 0:
-            raise BadInput(f"server_clip is a norm or 0 for none, not {self.server_clip}")
+        if self.server_clip < 0 or self.server_decay < 0 or not 0 <= self.server_momentum < 1:
+            raise BadInput("server_clip and server_decay are 0 or more, server_momentum below 1")
 
     def shared_keys(self, net):
         keys = super().shared_keys(net)

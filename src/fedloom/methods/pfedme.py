@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedloom.core.method import Method
+from fedloom.core.phase import Phase
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -32,7 +33,9 @@ class PFedMe(Method):
 
     Deviations: the paper leaves open where the K steps begin; here at w. `warm_start=True` is the
     published code: at the theta of the batch before, within a round. The code also weighs clients
-    by samples (`weighting=samples`). theta has the BatchNorm statistics of w.
+    by samples (`weighting=samples`). theta has the BatchNorm statistics of w. inner_lr shares the
+    run's decay. Terms act on theta's loss; those that correct gradients are refused, since w's step
+    is none.
 
     Leaves the client: w; never theta.
 
@@ -41,6 +44,7 @@ class PFedMe(Method):
     """
 
     name: ClassVar[str] = "pfedme"
+    refuses: ClassVar[tuple[str, ...]] = ("proximal", "control_variates", "client_momentum")
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 15.0
     steps: int = 5
@@ -58,14 +62,15 @@ class PFedMe(Method):
         return {**super().client_init(s), self.name: s.start}
 
     def step(self, b, s):
+        rate = Phase(lr=self.inner_lr).over(s.opt, s.plan.t).opt.lr
         begin = s.memo.get(self.name, s.w) if self.warm_start else s.w
         moving = {k: begin[k].detach().clone().requires_grad_() for k in s.keys}
         theta = {**s.w, **moving}  # the rest is shared: BatchNorm's statistics follow
         for _ in range(self.steps):
-            g = s.grad(replace(b), theta)  # a copy: terms may change a batch
+            g = s.grad(replace(b), theta, corrected=False)  # a copy: terms may change a batch
             with torch.no_grad():
                 for k, x in moving.items():
-                    x.sub_(self.inner_lr * (g[k] + self.lam * (x - s.w[k])))  # eq. (7)
+                    x.sub_(rate * (g[k] + self.lam * (x - s.w[k])))  # eq. (7)
         theta = {k: x.detach() for k, x in theta.items()}
         s.memo[self.name] = s.own[self.name] = theta
         s.apply({k: self.lam * (s.w[k].detach() - theta[k]) for k in s.keys})  # line 8
