@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from quadratic import Play, Squares, full, point, product, rows, server_value, value
+from quadratic import Play, Squares, full, linear, point, product, rows, server_value, value
 from torch import nn
 
 from fedloom.core.data import ClientData
@@ -114,6 +114,55 @@ def test_batches_of_a_step_are_separate_draws():
     assert all(set(a) != set(b) for a, b in zip(inner, outer, strict=True))
 
 
+@dataclass(frozen=True)
+class RecordedTable(Table):
+    """Writes down which rows are read."""
+
+    read: ClassVar[list[list[int]]] = []
+
+    def x(self, idx, gen=None):
+        self.read.append(idx.tolist())
+        return super().x(idx, gen)
+
+
+def test_a_step_by_hand_of_its_three_batches():
+    """f = (x w - a)^2/2 on seven unlike rows, batches of three: mean x^2 w - mean x a over D is the
+    inner gradient, over D' at w~ it is v, and H is the mean of x^2 over D''. The loop reads D'."""
+    x, a = torch.arange(1.0, 8).double()[:, None], torch.tensor([[3.0, -1, 4, 1, -5, 9, 2]]).mT
+    a = a.double()
+    RecordedTable.read.clear()
+    data = ClientData(RecordedTable(x, a), None, None, 1)
+    method = PerFedAvg(alpha=0.0625, delta=0.25, opt=Opt(lr=0.125, batch=3, steps=1))
+    play = Play(method, point(2.0), data).round()
+    outer, inner, third = RecordedTable.read
+    assert len({frozenset(rows) for rows in (outer, inner, third)}) == 3
+
+    def slope(w, rows):
+        return ((w * x - a) * x)[rows].mean().item()
+
+    v = slope(2.0 - 0.0625 * slope(2.0, inner), outer)
+    step = v - 0.0625 * (x[third] ** 2).mean().item() * v
+    assert server_value(play) == pytest.approx(2.0 - 0.125 * step, rel=1e-12)
+
+
+@dataclass(frozen=True)
+class Push(Term):
+    """A gradient correction: 4 more."""
+
+    name: ClassVar[str] = "push"
+
+    def grads(self, g, s):
+        return {k: v + 4 for k, v in g.items()}
+
+
+@pytest.mark.parametrize(("variant", "w"), [("hessian_free", 14.5), ("first_order", 13.0)])
+def test_gradient_corrections_are_of_v_alone(variant, w):
+    """w = 16, a = 0: w~ = 8 as without it (6 if the inner gradient were corrected), v = 8 + 4.
+    First order: 16 - 12/4 = 13; with the Hessian 16 - 6/4."""
+    play = Play(perfedavg(variant, delta=0.25) + Push(), point(16.0), rows(0.0)).round()
+    assert server_value(play) == w
+
+
 def test_a_terms_gradient_is_taken_at_the_adapted_model():
     """Proximal(mu = 1) adds w - w_received: nothing at w = 16, and at w~ = 8 the pull 8 - 16 = -8,
     so v = 8 - 8 = 0 and w stays 16. Seen from s.w = 16 the pull would be 0 and w would be 14."""
@@ -122,15 +171,19 @@ def test_a_terms_gradient_is_taken_at_the_adapted_model():
 
 
 def test_random_layers_do_not_turn_the_difference_into_noise():
-    """Dropout under a linear head: with other masks at the two ends the difference quotient would
-    be of size 1/delta = 1e5. With the same masks the step stays near the first-order one."""
-    net = Net((1,), body=nn.Dropout(0.5), head=nn.Linear(1, 1, bias=False, dtype=torch.float64))
+    """Dropout over a linear body: with other masks at the two ends the difference quotient would
+    be of size 1/delta = 1e5, alpha times of which is 1e3. With the same masks the step differs from
+    the first-order one by alpha H v."""
+    body = nn.Sequential(linear([1.0], [2.0], [-1.0], [0.5]), nn.Dropout(0.5))
+    net = Net((1,), body=body, head=linear([1.0, -1.0, 0.5, 2.0]))
+    x = torch.linspace(-1, 1, 65).double()[:, None]
+    data = ClientData(Table(x, 3 * x), None, None, 1)
     ends = []
     for variant in ("first_order", "hessian_free"):
-        method = perfedavg(variant, alpha=0.01, delta=1e-5)
-        ends.append(server_value(Play(method, net, rows(4.0, n=64)).round()))
-    assert ends[0] != ends[1]
-    assert abs(ends[0] - ends[1]) < 0.1
+        play = Play(perfedavg(variant, alpha=0.01, delta=1e-5), net, data).round()
+        ends.append(play.server[METHOD]["head.weight"])
+    assert not torch.equal(*ends)
+    assert torch.allclose(*ends, atol=0.1)
 
 
 def test_running_statistics_follow_w_and_not_the_probes():

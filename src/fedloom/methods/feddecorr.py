@@ -37,6 +37,7 @@ class FedDecorr(Term):
     """
 
     name: ClassVar[str] = "feddecorr"
+    family: ClassVar[str] = "representation"
     beta: float = 0.1
     published: bool = False
 

@@ -33,6 +33,7 @@ class Proximal(Term):
     """
 
     name: ClassVar[str] = "proximal"
+    family: ClassVar[str] = "drift correction"
     mu: float = 0.01
 
     def grads(self, g, s):

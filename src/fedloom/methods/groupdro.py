@@ -40,6 +40,7 @@ class GroupDRO(Method):
     """
 
     name: ClassVar[str] = "groupdro"
+    family: ClassVar[str] = "fairness"
     gathers: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "uniform"
     eta: float = 0.01

@@ -48,6 +48,7 @@ class PerFedAvg(Method):
     """
 
     name: ClassVar[str] = "perfedavg"
+    family: ClassVar[str] = "personal model"
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.01
     variant: Literal["first_order", "hessian_free"] = "hessian_free"

@@ -41,6 +41,7 @@ class PFedMe(Method):
     """
 
     name: ClassVar[str] = "pfedme"
+    family: ClassVar[str] = "personal model"
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 15.0
     steps: int = 5
