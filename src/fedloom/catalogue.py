@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import fields
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,7 +18,6 @@ from rich.text import Text
 
 from fedloom.core.evaluate import PROTOCOLS, Protocol
 from fedloom.core.method import Method
-from fedloom.core.term import Term
 from fedloom.data import augmentations, modifiers, partitions, shifts, splits
 from fedloom.data.hub import KNOWN, mirror
 from fedloom.data.load import names as data_names
@@ -23,10 +25,14 @@ from fedloom.errors import UnknownName
 from fedloom.methods import register
 from fedloom.models import models
 from fedloom.registry import Registry
+from fedloom.traffic import Traffic, traffic
 
 Entry = dict[str, str]
-_ONLY_JSON = {"shares"}
-"""Columns a terminal has no room for."""
+_WIDE = 150
+"""Columns of a terminal that shows every fact of a method in a column of its own."""
+_NARROW = ("name", "is a")
+_SAME = 0.01
+"""Bytes that differ from FedAvg's by less than this share are not worth a word."""
 
 
 def catalogue(kind: str) -> list[Entry]:
@@ -36,15 +42,28 @@ def catalogue(kind: str) -> list[Entry]:
     return _KINDS[kind]()
 
 
-def catalogue_table(kind: str, entries: list[Entry]) -> Table:
-    """The same, for a terminal."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    columns = [column for column in entries[0] if column not in _ONLY_JSON]
+def catalogue_table(kind: str, entries: list[Entry], width: int = 80) -> Table:
+    """The same, for a terminal of this width."""
+    if kind == "methods" and width < _WIDE:
+        entries = [_folded(entry) for entry in entries]
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, leading=int(kind == "methods"))
+    columns = list(entries[0])
     for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column != columns[-1])
+        narrow = column in _NARROW or (kind != "methods" and column != columns[-1])
+        table.add_column(column, overflow="fold", no_wrap=narrow)
     for entry in entries:
         table.add_row(*(Text(entry[column]) for column in columns))
     return table
+
+
+def _folded(entry: Entry) -> Entry:
+    """A method in two columns: what it is and does, what travels, what it costs."""
+    lines = [
+        f"{entry['family']} ({entry['is a']}). {entry['what it does']}",
+        f"Up: {entry['travels up']}. Down: {entry['comes down']}. Stays: {entry['stays']}."
+        f" Cost: {entry['cost']}.",
+    ]
+    return {"name": entry["name"], "what it is, what travels, what stays, cost": "\n".join(lines)}
 
 
 def page(name: str, width: int = 100) -> str:
@@ -52,7 +71,22 @@ def page(name: str, width: int = 100) -> str:
     entry = register[name]
     head = f"{register.canonical(name)}({', '.join(_arguments(entry))})"
     paragraphs = (inspect.getdoc(entry) or "").split("\n\n")
-    return "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
+    text = "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
+    return f"{text}\n\n{_facts(register.canonical(name), width)}"
+
+
+def _facts(name: str, width: int) -> str:
+    """What was found out about a method by running it."""
+    seen = _seen(name)
+    told = {
+        "Family": family(name),
+        "Travels up": seen.up,
+        "Comes down": seen.down,
+        "Stays": seen.stays,
+        "Cost beside FedAvg": cost(name),
+    }
+    lines = (f"{what}: {fact}" for what, fact in told.items())
+    return "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
 
 def _wrapped(paragraph: str, width: int) -> str:
@@ -71,25 +105,76 @@ def _arguments(entry: Callable[..., Any]) -> list[str]:
 
 
 def _methods() -> list[Entry]:
-    return [
-        {"name": name, "is a": _role(register[name]), "shares": _shares(register[name])}
-        | {"what it does": _summary(register[name])}
-        for name in register
-    ]
+    return [_method(name) for name in register]
+
+
+def _method(name: str) -> Entry:
+    seen = _seen(name)
+    return {
+        "name": name,
+        "is a": _role(register[name]),
+        "family": family(name),
+        "travels up": seen.up,
+        "comes down": seen.down,
+        "stays": seen.stays,
+        "cost": cost(name),
+        "what it does": _summary(register[name]),
+    }
+
+
+def _seen(name: str) -> Traffic:
+    """What travels; unknown for somebody's method that cannot run on a table of numbers."""
+    try:
+        return traffic(name)
+    except Exception as e:  # a list must not break because of one method in it
+        return Traffic(*[f"unknown ({type(e).__name__})"] * 3)
+
+
+def family(name: str) -> str:
+    """What kind of idea a registered name is; a recipe is what its last part is.
+
+    >>> family("fedper"), family("moon")
+    ('personal layers', 'drift correction')
+    """
+    made = register[name]()
+    parts = made if isinstance(made, tuple) else getattr(made, "parts", (made,))
+    found: str = parts[-1].family
+    return found
+
+
+def cost(name: str) -> str:
+    """Time and bytes beside FedAvg's, as `benchmarks/costs.py` measured them."""
+    found = _costs().get(name)
+    if found is None:
+        return "not measured"
+    much = {"time": found["time"], "up": found["up"], "down": found["down"]}
+    said = [f"x{_number(v)} {k}" for k, v in much.items() if k == "time" or abs(v - 1) > _SAME]
+    once = f"{_number(found['once'])} rounds of FedAvg once"
+    return ", ".join([*said, once] if found["once"] > _SAME else said)
+
+
+@cache
+def _costs() -> dict[str, dict[str, float]]:
+    file = files("fedloom.methods") / "costs.json"
+    if not file.is_file():
+        return {}
+    found: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))["methods"]
+    return found
+
+
+def _number(value: float) -> str:
+    """Two digits, or all before the point.
+
+    >>> _number(1.0), _number(0.034), _number(12.3)
+    ('1.0', '0.034', '12')
+    """
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def _role(entry: Callable[..., Any]) -> str:
     if not isinstance(entry, type):
         return "recipe"
     return "method" if issubclass(entry, Method) else "term"
-
-
-def _shares(entry: Callable[..., Any]) -> str:
-    """The pattern of model tensors that may leave a client."""
-    if isinstance(entry, type) and not issubclass(entry, Method):
-        return ""
-    made: Term = entry()
-    return made.shared or "nothing" if isinstance(made, Method) else ""
 
 
 def _registry(registry: Registry) -> Callable[[], list[Entry]]:

@@ -252,13 +252,13 @@ def list_command(
     from fedloom.catalogue import catalogue, catalogue_table
 
     found = catalogue(kind)
-    _show(None if as_json else catalogue_table(kind, found))
+    _show(None if as_json else catalogue_table(kind, found, out.width))
     _print_json({kind: found}, as_json)
 
 
 @app.command()
 def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.")]) -> None:
-    """A method's algorithm, hyper-parameters, deviations, and what leaves the client."""
+    """A method's algorithm, hyper-parameters, deviations, what travels, and what it costs."""
     from fedloom.catalogue import page
 
     out.print(page(method, out.width), markup=False, highlight=False, soft_wrap=True)

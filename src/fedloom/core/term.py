@@ -38,6 +38,8 @@ class Term:
 
     name: ClassVar[str] = "term"
     """Slice, registry name and name in messages; unique in a composition."""
+    family: ClassVar[str] = "other"
+    """What kind of idea it is, in a word or two that other methods share: "personal layers"."""
     before: ClassVar[tuple[str, ...]] = ()
     """Special rounds over all clients before round 1."""
     after: ClassVar[tuple[str, ...]] = ()

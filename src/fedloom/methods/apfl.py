@@ -45,6 +45,7 @@ class APFL(Method):
     """
 
     name: ClassVar[str] = "apfl"
+    family: ClassVar[str] = "personal model"
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.5
     learn_alpha: bool = True

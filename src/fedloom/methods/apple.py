@@ -50,6 +50,7 @@ class APPLE(Method):
     """
 
     name: ClassVar[str] = "apple"
+    family: ClassVar[str] = "clusters and mixtures"
     before: ClassVar[tuple[str, ...]] = ("sizes",)
     gathers_model: ClassVar[str] = "*"
     # These measure a model against the received one, which here is a core nobody predicts with.

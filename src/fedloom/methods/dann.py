@@ -44,6 +44,7 @@ class DANN(Term):
     """
 
     name: ClassVar[str] = "dann"
+    family: ClassVar[str] = "representation"
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     refuses: ClassVar[tuple[str, ...]] = ("pfedhn",)  # which makes the network's own tensors only
     lam: float = 0.1

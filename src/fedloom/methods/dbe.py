@@ -39,6 +39,7 @@ class PRBM(Term):
     """
 
     name: ClassVar[str] = "prbm"
+    family: ClassVar[str] = "representation"
     at: str | None = None
 
     def extend(self, net, clients):
@@ -77,6 +78,7 @@ class MeanRegularization(Term):
     """
 
     name: ClassVar[str] = "mean_regularization"
+    family: ClassVar[str] = "representation"
     before: ClassVar[tuple[str, ...]] = ("mean",)
     gathers: ClassVar[bool] = True
     kappa: float | None = None

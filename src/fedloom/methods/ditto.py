@@ -38,6 +38,7 @@ class Ditto(Method):
     """
 
     name: ClassVar[str] = "ditto"
+    family: ClassVar[str] = "personal model"
     lam: float = 1.0
     personal_epochs: int | None = None
 

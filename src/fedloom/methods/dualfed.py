@@ -62,6 +62,7 @@ class DualFed(Method):
     """
 
     name: ClassVar[str] = "dualfed"
+    family: ClassVar[str] = "personal layers"
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
     shared: str = "* !projector.* !personal_head.* !@stats"
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -33,3 +33,4 @@ class FedAvg(Method):
     """
 
     name: ClassVar[str] = "fedavg"
+    family: ClassVar[str] = "baseline"

@@ -33,6 +33,7 @@ class FedAvgFT(Method):
     """
 
     name: ClassVar[str] = "fedavg_ft"
+    family: ClassVar[str] = "baseline"
     adapt_epochs: int = 10
     tune: str = "*"
 

@@ -34,6 +34,7 @@ class FedBABU(Method):
     """
 
     name: ClassVar[str] = "fedbabu"
+    family: ClassVar[str] = "personal layers"
     shared: str = "* !head.*"
     adapt_epochs: int = 5
     tune: str = "*"

@@ -32,6 +32,7 @@ class FedBN(Method):
     """
 
     name: ClassVar[str] = "fedbn"
+    family: ClassVar[str] = "personal layers"
     shared: str = "* !@bn"
 
     def extend(self, net, clients):

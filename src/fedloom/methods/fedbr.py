@@ -53,6 +53,7 @@ class FedBR(Term):
     """
 
     name: ClassVar[str] = "fedbr"
+    family: ClassVar[str] = "representation"
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     train: ClassVar[bool] = False
     gathers: ClassVar[bool] = True

@@ -39,6 +39,7 @@ class ClientMomentum(Term):
     """
 
     name: ClassVar[str] = "client_momentum"
+    family: ClassVar[str] = "drift correction"
     # Their clients receive no common model of which an update would be the difference.
     refuses: ClassVar[tuple[str, ...]] = ("fedpac", "fedfomo", "apple", "pfedhn", "hypcluster")
     alpha: float = 0.1

@@ -52,6 +52,7 @@ class FedCR(Method):
     """
 
     name: ClassVar[str] = "fedcr"
+    family: ClassVar[str] = "representation"
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "fedbr")
     shared: str = "* !head.*"
     weighting: Literal["samples", "uniform"] = "uniform"

@@ -39,6 +39,7 @@ class FedDecorr(Term):
     """
 
     name: ClassVar[str] = "feddecorr"
+    family: ClassVar[str] = "representation"
     beta: float = 0.1
     published: bool = False
 

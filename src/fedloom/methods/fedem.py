@@ -51,6 +51,7 @@ class FedEM(Method):
     """
 
     name: ClassVar[str] = "fedem"
+    family: ClassVar[str] = "clusters and mixtures"
     no_global: ClassVar[str] = "it has several learners"
     learners: int = 3
     adapt_epochs: int = 0

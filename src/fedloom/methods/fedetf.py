@@ -58,6 +58,7 @@ class FedETF(Method):
     """
 
     name: ClassVar[str] = "fedetf"
+    family: ClassVar[str] = "fixed classifier"
     gamma: float = 1.0
     beta: float = 1.0
     dim: int | None = None

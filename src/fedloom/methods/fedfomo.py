@@ -52,6 +52,7 @@ class FedFomo(Method):
     """
 
     name: ClassVar[str] = "fedfomo"
+    family: ClassVar[str] = "clusters and mixtures"
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     models: int = 5

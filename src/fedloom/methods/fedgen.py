@@ -65,6 +65,7 @@ class FedGen(Term):
     """
 
     name: ClassVar[str] = "fedgen"
+    family: ClassVar[str] = "extra data"
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
     requires: ClassVar[str] = "head.*"

@@ -48,6 +48,7 @@ class FedMix(Term):
     """
 
     name: ClassVar[str] = "fedmix"
+    family: ClassVar[str] = "extra data"
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed")

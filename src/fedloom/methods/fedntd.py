@@ -36,6 +36,7 @@ class FedNTD(Term):
     """
 
     name: ClassVar[str] = "fedntd"
+    family: ClassVar[str] = "drift correction"
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
     beta: float = 1.0
     tau: float = 1.0

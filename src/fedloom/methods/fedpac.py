@@ -53,6 +53,7 @@ class FedPAC(Method):
     """
 
     name: ClassVar[str] = "fedpac"
+    family: ClassVar[str] = "representation"
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
     lam: float = 1.0

@@ -32,6 +32,7 @@ class FedPer(Method):
     """
 
     name: ClassVar[str] = "fedper"
+    family: ClassVar[str] = "personal layers"
     shared: str = "* !head.*"
     adapt_epochs: int = 0
 

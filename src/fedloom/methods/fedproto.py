@@ -46,6 +46,7 @@ class FedProto(Method):
     """
 
     name: ClassVar[str] = "fedproto"
+    family: ClassVar[str] = "representation"
     # Features of a mixture have no prototype; control variates correct shared weights only.
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "control_variates")
     shared: str = ""

@@ -34,6 +34,7 @@ class Proximal(Term):
     """
 
     name: ClassVar[str] = "proximal"
+    family: ClassVar[str] = "drift correction"
     mu: float = 0.01
 
     def __post_init__(self):

@@ -35,6 +35,7 @@ class FedRep(Method):
     """
 
     name: ClassVar[str] = "fedrep"
+    family: ClassVar[str] = "personal layers"
     shared: str = "* !head.*"
     head_epochs: int = 4
     body_epochs: int = 1

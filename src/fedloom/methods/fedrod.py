@@ -52,6 +52,7 @@ class FedRoD(Method):
     """
 
     name: ClassVar[str] = "fedrod"
+    family: ClassVar[str] = "personal layers"
     shared: str = "* !personal_head.*"
     gamma: float = 1.0
 

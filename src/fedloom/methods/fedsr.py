@@ -64,6 +64,7 @@ class FedSR(Method):
     """
 
     name: ClassVar[str] = "fedsr"
+    family: ClassVar[str] = "representation"
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
     l2: float = 0.01
     cmi: float = 0.0005

@@ -13,7 +13,7 @@ from fedloom.errors import BadInput
 from fedloom.methods import register
 
 LOWEST, HIGHEST = -700.0, 600.0
-"""Logarithms of weights whose sums with models neither vanish nor overflow (float64 ends at 709)."""
+"""Logarithms of weights with which sums of models neither vanish nor overflow in float64."""
 
 
 @register
@@ -44,6 +44,7 @@ class GroupDRO(Method):
     """
 
     name: ClassVar[str] = "groupdro"
+    family: ClassVar[str] = "fairness"
     gathers: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "uniform"
     eta: float = 0.01

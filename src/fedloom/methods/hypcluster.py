@@ -43,6 +43,7 @@ class HypCluster(Method):
     """
 
     name: ClassVar[str] = "hypcluster"
+    family: ClassVar[str] = "clusters and mixtures"
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "the server holds several models"

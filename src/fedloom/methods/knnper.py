@@ -47,6 +47,7 @@ class KNNPer(Method):
     """
 
     name: ClassVar[str] = "knnper"
+    family: ClassVar[str] = "personal model"
     k: int = 10
     lam: float | None = 0.5
     kernel: Kernel = "distance"

@@ -31,4 +31,5 @@ class LGFedAvg(Method):
     """
 
     name: ClassVar[str] = "lg_fedavg"
+    family: ClassVar[str] = "personal layers"
     shared: str = "head.*"

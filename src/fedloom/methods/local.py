@@ -27,4 +27,5 @@ class Local(Method):
     """
 
     name: ClassVar[str] = "local"
+    family: ClassVar[str] = "baseline"
     shared: str = ""

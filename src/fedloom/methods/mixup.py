@@ -40,6 +40,7 @@ class Mixup(Term):
     """
 
     name: ClassVar[str] = "mixup"
+    family: ClassVar[str] = "extra data"
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "fedmix", "spherefed")
     alpha: float = 0.2
     per: Literal["batch", "pair"] = "batch"

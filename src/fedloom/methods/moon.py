@@ -40,6 +40,7 @@ class ModelContrast(Term):
     """
 
     name: ClassVar[str] = "model_contrast"
+    family: ClassVar[str] = "drift correction"
     mu: float = 1.0
     tau: float = 0.5
 

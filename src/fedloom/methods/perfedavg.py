@@ -39,8 +39,8 @@ class PerFedAvg(Method):
     Deviations: none. D' is the loop's batch, D and D'' are drawn anew with as many rows, so full
     batches give the exact gradient of F_i. alpha shares the run's decay and the step has neither
     momentum nor weight decay, so that the step of the test is the step trained for. H is of the
-    task's loss: the curvature of a term's is left out. Terms that correct gradients correct v, which
-    moves w, and not the inner gradient.
+    task's loss: the curvature of a term's is left out. Terms that correct gradients correct v and
+    not the inner gradient.
 
     Leaves the client: the whole model; never the adapted one.
 
@@ -49,6 +49,7 @@ class PerFedAvg(Method):
     """
 
     name: ClassVar[str] = "perfedavg"
+    family: ClassVar[str] = "personal model"
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.01
     variant: Literal["first_order", "hessian_free"] = "hessian_free"

@@ -38,6 +38,7 @@ class ControlVariates(Term):
     """
 
     name: ClassVar[str] = "control_variates"
+    family: ClassVar[str] = "drift correction"
 
     def server_init(self, r):
         return {self.name: _zeros(r)}

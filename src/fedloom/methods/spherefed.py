@@ -63,6 +63,7 @@ class SphereFed(Method):
     """
 
     name: ClassVar[str] = "spherefed"
+    family: ClassVar[str] = "fixed classifier"
     after: ClassVar[tuple[str, ...]] = ("calibrate",)
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
     ridge: float = 1e-3

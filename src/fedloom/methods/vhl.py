@@ -44,6 +44,7 @@ class VHL(Term):
     """
 
     name: ClassVar[str] = "vhl"
+    family: ClassVar[str] = "extra data"
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
     alpha: float = 1.0
     lam: float = 1.0
