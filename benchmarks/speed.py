@@ -48,8 +48,8 @@ FEDAVG = {
 FEDPAC = {
     "method": "fedpac",
     "data": "fashion_mnist",
-    "partition": "dominant(uniform=0.2, size=600)",
-    "split": "fedpac(test_size=600, sharing=true)",
+    "partition": "dominant(uniform=0.2, size=450)",
+    "split": "fedpac(test_size=450, sharing=true)",
     "clients": 100,
     "participation": 0.3,
     "model": "cnn_fedpac",

@@ -47,8 +47,8 @@ NEEDS: dict[str, Need] = {
     # Delta begins at zero, so the first round takes steps of alpha = 0.1 of their length.
     "fedcm": Need(rounds=10),
     "client_momentum": Need(rounds=10),
-    # The paper's server step of 0.01 is small; the published momentum makes it ten times as large.
-    "pfedhn": Need(expression="pfedhn(server_momentum=0.9)", rounds=10),
+    # A server step of 0.01 is small, and its momentum has to gather first.
+    "pfedhn": Need(rounds=10),
     # It keeps the model it sent: the next round's mixture starts from it.
     "fedfomo": Need(copies=("fedfomo",)),
     # c_i begins at zero, so the first difference that is sent is c_i itself.

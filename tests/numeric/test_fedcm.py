@@ -13,10 +13,11 @@ import torch
 from quadratic import Play, full, point, product, rows, server_value, value
 from sums import model, played, runs_with_fedbr_and_dbe
 
+from fedloom.core.method import Method
 from fedloom.core.phase import Opt
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
-from fedloom.methods import parse_method
+from fedloom.methods import parse_method, register
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedcm import ClientMomentum, FedCM
 from fedloom.methods.fedper import FedPer
@@ -115,3 +116,16 @@ def test_composes_and_refuses():
             parse_method(f"fedavg + client_momentum(alpha={alpha})")
     with pytest.raises(BadInput, match="cannot be combined"):
         model("fedpac + client_momentum")
+
+
+def test_every_refused_name_is_that_of_a_part():
+    """Not of a recipe: `ifca` is `hypcluster` by name, so naming it would refuse nothing."""
+    parts: list = []
+    for name in register:
+        made = register[name]()
+        alone = made.parts if isinstance(made, Method) else (made,)
+        parts += made if isinstance(made, tuple) else alone
+    known = {part.name for part in parts}
+    assert "ifca" not in known
+    for part in parts:
+        assert set(part.refuses) <= known, part.name

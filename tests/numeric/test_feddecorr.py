@@ -18,6 +18,7 @@ from fedloom.core.data import ClientData
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.errors import BadInput
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.feddecorr import FedDecorr, correlation
 from helpers import Table, Tables, run, same
@@ -57,6 +58,29 @@ def test_a_constant_dimension_correlates_with_nothing():
         assert g.abs().max() < 1e-3
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_few_rows_of_many_dimensions(published):
+    """Z Z' has the norm of Z' Z: value and gradient are those of the matrix of correlations."""
+    z = torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z.requires_grad_()
+    n, d = z.shape
+    found = correlation(z, published)
+    k = torch.corrcoef(z.T)
+    if published:
+        expected = (n - 1) ** 2 / n * (k.square().sum() - d) / (d * (d - 1))
+    else:
+        expected = k.square().sum() / d**2
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    (a,), (b,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
+    assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_no_matrix_of_all_pairs_of_dimensions():
+    """Two rows: every correlation is 1 or -1. The matrix would have 4e10 entries."""
+    z = torch.randn(2, 200_000, generator=torch.Generator().manual_seed(0)) + torch.eye(2, 1) * 9
+    assert correlation(z).item() == pytest.approx(1.0, abs=1e-3)
+
+
 def test_it_acts_on_features_and_not_on_logits():
     """Features are the rows Z, the head is zero: ln 2 + 0.1 * 5/8 = the logged loss."""
     body, head = nn.Linear(2, 2, bias=False), nn.Linear(2, 2)
@@ -80,6 +104,11 @@ def test_batches_of_one_add_nothing():
 def test_beta_0_is_fedavg():
     assert same(model(FedAvg() + FedDecorr(beta=0.0)), model(FedAvg()))
     assert not same(model(FedAvg() + FedDecorr()), model(FedAvg()))
+
+
+def test_ranges():
+    with pytest.raises(BadInput, match="beta"):
+        FedDecorr(beta=-0.1)
 
 
 def test_composes():

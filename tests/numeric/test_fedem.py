@@ -115,11 +115,34 @@ def test_newcomers_find_their_weights_and_members_begin_evenly():
     weight = 0.5
     for _ in range(NEWCOMER_STEPS):
         weight = (9 * weight / (2 * weight + 1) + weight / (3 - 2 * weight)) / 4
-    assert pi(game.site(0).own) == [0.5, 0.5]
-    assert pi(game.site(1).own) == pytest.approx([weight, 1 - weight], abs=1e-5)
+    found = [weight, 1 - weight]
+    for cid in (0, 1):  # neither has trained
+        site = game.site(cid)
+        assert pi(site.method.personalize(site)) == pytest.approx(found, abs=1e-5)
+        site.method.local(site)
+        one_more = (9 * weight / (2 * weight + 1) + weight / (3 - 2 * weight)) / 4
+        trained = pi(site.own)[0]
+        assert trained == pytest.approx(one_more if cid else 5 / 8, abs=1e-5)
     losses = torch.tensor([[3 / 4, 1 / 4]] * 3 + [[1 / 4, 3 / 4]]).log().neg()
     for steps, first in ((0, 1 / 2), (1, 5 / 8), (2, 5 / 7)):
         assert float(mixture_weights(losses, steps)[0]) == pytest.approx(first, abs=1e-6)
+
+
+@pytest.mark.parametrize("adapt_epochs", [0, 1])
+def test_a_member_that_was_never_sampled_is_tested_as_a_newcomer(adapt_epochs):
+    """All its labels are 1: pi moves to learner 2, where equal weights would say (1/2, 1/2). With
+    q_1 = pi/(3 - 2 pi) for learner 1, ten steps from 1/2, fine-tuned eleven."""
+    game = begun(data=(client(), client((1, 1))), adapt_epochs=adapt_epochs).round(0).round(0)
+    assert 1 not in game.own
+    weight = 0.5
+    for _ in range(NEWCOMER_STEPS + adapt_epochs):
+        weight = weight / (3 - 2 * weight)
+    if adapt_epochs:
+        found = game.adapt().own[1]["final/fedem"]["pi"].tolist()
+    else:
+        site = game.site(1)
+        found = pi(site.method.personalize(site))
+    assert found == pytest.approx([weight, 1 - weight], abs=1e-6)
 
 
 def test_fine_tuning_is_a_further_em_step_that_only_the_final_model_sees():
@@ -174,6 +197,22 @@ def test_twins_keep_ties_and_frozen_tensors():
     assert new == {k.replace(".", "_2.", 1) for k in before}
     assert new & net.params == {k.replace(".", "_2.", 1) for k in before & net.params}
     assert "head_2.bias" not in net.params
+    assert torch.equal(net.initial["head_2.bias"], net.initial["head.bias"])
+    assert not torch.equal(net.initial["head_2.weight"], net.initial["head.weight"])
+
+
+def test_twins_keep_a_frozen_body_whole():
+    """A pretrained one would be lost: its weights, and the statistics it was trained with. The
+    values are the initial ones, whatever the net ran last."""
+    body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).requires_grad_(False)
+    body[1].running_mean.fill_(7.0)
+    net = Net((3,), body=body, head=nn.Linear(4, 2))
+    net({k: v + 1 for k, v in net.tree().items()}, torch.ones(2, 3))
+    add_twin(net, "_2")
+    start = net.tree()
+    for k in net.match("body.*"):
+        assert torch.equal(start[k], start[k.replace("body.", "body_2.")]), k
+    assert not torch.equal(start["head_2.weight"], start["head.weight"])
 
 
 @pytest.mark.parametrize("term", ["dbe", "prbm", "mean_regularization", "fedbr", "model_contrast"])
@@ -191,5 +230,6 @@ def test_terms_that_correct_gradients_act_on_every_learner():
 
 
 def test_ranges():
-    with pytest.raises(BadInput, match="1 or more"):
-        FedEM(learners=0)
+    for wrong in ({"learners": 0}, {"adapt_epochs": -1}):
+        with pytest.raises(BadInput, match="or more"):
+            FedEM(**wrong)

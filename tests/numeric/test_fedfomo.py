@@ -1,7 +1,9 @@
 """FedFomo on quadratics f_i(w) = (w - a_i)^2 / 2; a client with one row validates on that row.
 
-u_n = (L(theta_i) - L(theta_n)) / |theta_n - theta_i|, and theta_i becomes the mean of the models
-with positive u, weighted by u. A step of lr = 1/4 goes a quarter of the way to a_i.
+u_n = (L(theta_i') - L(theta_n)) / |theta_n - theta_i'|, theta_i' being the model before the last
+training, and theta_i becomes the mean of the models with positive u, weighted by u, its own among
+them. A step of lr = 1/4 goes a quarter of the way to a_i. A client that has never trained has the
+gain 0 of its own model, as this is its theta_i'.
 """
 
 from __future__ import annotations
@@ -18,8 +20,10 @@ from fedloom.core.net import METHOD
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.rng import generator
-from fedloom.core.round import Round, send
+from fedloom.core.round import Round, initial_server, send
+from fedloom.core.site import Site, Visit
 from fedloom.core.term import Term
+from fedloom.core.tree import clone
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
@@ -30,8 +34,8 @@ from fedloom.ops.holdout import hold_out
 from helpers import Table, finite, mlp, run, same, table, tables
 
 
-def fomo(models=2, epsilon=0.0, **more):
-    return FedFomo(models=models, epsilon=epsilon, opt=full(0.25), **more)
+def fomo(others=2, epsilon=0.0, **more):
+    return FedFomo(models=others + 1, epsilon=epsilon, opt=full(0.25), **more)
 
 
 def held(play, *values):
@@ -49,17 +53,47 @@ def affinity(play):
 def test_two_rounds_by_hand():
     """w = 16, a = (0, 32, -16). Round 1, nobody has models to offer: theta = (12, 20, 8).
 
-    Round 2, client 0, L = 72: u_1 = (72 - 200)/8 = -16, u_2 = (72 - 32)/4 = 10: it takes 8 and
-    trains to 6. Client 1, L = 72: u_0 = (72 - 200)/8 = -16, u_2 = (72 - 288)/12 = -18: stays, 23.
-    Client 2, L = 288: u_0 = (288 - 392)/4 = -26, u_1 = (288 - 648)/12 = -30: stays, 2.
-    P keeps what the models were worth, also where it is negative.
+    Round 2 measures from 16. Client 0, L = 128: its own 12 has u = (128 - 72)/4 = 14, u_1 =
+    (128 - 200)/4 = -18, u_2 = (128 - 32)/8 = 12: it takes (14 * 12 + 12 * 8)/26 and trains from
+    there. Client 1, L = 128: own 14, u_0 = -18, u_2 = (128 - 288)/8 = -20: its own 20, to 23.
+    Client 2, L = 512: own (512 - 288)/8 = 28, u_0 = (512 - 392)/4 = 30, u_1 = (512 - 648)/4 = -34.
+    P keeps what the models were worth, also where it is negative. Without their own models, clients
+    0 and 2 would begin at 8 and 12 and client 1 at 16; from 12, 20 and 8, u would be as below.
     """
     play = Play(fomo(), point(16.0), rows(0.0), rows(32.0), rows(-16.0)).round()
     assert [kept(play, i, "fedfomo") for i in range(3)] == [12.0, 20.0, 8.0]
     assert affinity(play) == torch.eye(3).tolist()
     play.round()
+    assert affinity(play) == [[1.0, -18.0, 12.0], [-18.0, 1.0, -20.0], [30.0, -34.0, 1.0]]
+    starts = [(14 * 12 + 12 * 8) / 26, 20.0, (28 * 8 + 30 * 12) / 58]
+    assert [kept(play, i, "fedfomo", "before/head.weight") for i in range(3)] == pytest.approx(
+        starts
+    )
+    ends = [0.75 * w + 0.25 * a for w, a in zip(starts, (0, 32, -16), strict=True)]
+    assert [kept(play, i, "fedfomo") for i in range(3)] == pytest.approx(ends)
+
+
+def test_measured_from_the_current_model_by_hand():
+    """As above, with baseline "current". Client 0 at 12, L = 72: u_1 = (72 - 200)/8 = -16,
+    u_2 = (72 - 32)/4 = 10: it takes 8 and trains to 6. Client 1, L = 72: u_0 = (72 - 200)/8 = -16,
+    u_2 = (72 - 288)/12 = -18: stays, 23. Client 2, L = 288: u_0 = (288 - 392)/4 = -26,
+    u_1 = (288 - 648)/12 = -30: stays, 2."""
+    method = fomo(baseline="current")
+    play = Play(method, point(16.0), rows(0.0), rows(32.0), rows(-16.0)).round().round()
     assert [kept(play, i, "fedfomo") for i in range(3)] == [6.0, 23.0, 2.0]
     assert affinity(play) == [[1.0, -16.0, 10.0], [-16.0, 1.0, -18.0], [-26.0, -30.0, 1.0]]
+
+
+@pytest.mark.parametrize(("baseline", "w"), [("before", 16.0), ("current", 12.0)])
+def test_a_training_that_did_harm_is_undone(baseline, w):
+    """Trained from 16 to 12, validated against 32: L rises from 128 to 200, nobody else is there,
+    and the client begins again at 16. What it sent was 12; where it began stays with it."""
+    data = replace(rows(0.0), val=rows(32.0).train)
+    play = Play(fomo(baseline=baseline), point(16.0), data).round()
+    assert value(play.site(0).w) == w
+    assert value(play.up[0].state[METHOD]) == 12.0
+    assert set(play.up[0].state["fedfomo"]) == {"gains"}
+    assert set(play.server["fedfomo"]) == {"head.weight", "affinity", "answered"}
 
 
 def test_weights_are_by_loss_over_distance():
@@ -68,7 +102,7 @@ def test_weights_are_by_loss_over_distance():
     play = held(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 99.0, 8.0, 12.0)
     site = play.site(0)
     assert value(site.w) == pytest.approx((12 * 8 + 14 * 12) / 26, abs=1e-12)
-    assert sorted(site.memo["fedfomo"].tolist()) == [12.0, 14.0]
+    assert sorted(site.memo["fedfomo"].tolist()) == [0.0, 12.0, 14.0]
 
 
 def test_the_distance_is_over_all_parameters():
@@ -81,15 +115,35 @@ def test_the_distance_is_over_all_parameters():
     )
     mine["answered"] = torch.ones(2, dtype=torch.bool)
     site = play.site(0)
-    assert site.memo["fedfomo"].tolist() == [2.0]
+    assert site.memo["fedfomo"].tolist() == [0.0, 2.0]
     assert (value(site.w), value(site.w, "body.weight")) == (6.0, 1.0)
+
+
+def test_the_distance_is_not_over_running_statistics():
+    """A model whose head's bias is (3, 4, 0) further and whose running statistics are far away:
+    u is the difference of losses over 5."""
+    program = Program(FedFomo(), mlp(norm=True), 2)
+    server, data = initial_server(program), with_validation(7, 10).members[0]
+    mine = server["fedfomo"] = clone(server["fedfomo"])
+    mine["head.bias"][1] += torch.tensor([3.0, 4.0, 0.0])
+    mine["body.1.running_mean"][1] += 100.0
+    mine["body.1.num_batches_tracked"][1] += 1000
+    mine["answered"] = torch.ones(2, dtype=torch.bool)
+    r = Round(program, program.schedule(1)[0], server)
+    site = Site(Visit(program, 0, data, send(r, 0)))
+    here, there = (
+        site.task.loss(site.scan("head", w, data.val), data.val.y)
+        for w in (site.net.tree(), {k: mine[k][1] for k in site.net.keys})
+    )
+    assert abs(here - there) > 0.01
+    assert float(site.memo["fedfomo"][1]) == pytest.approx(float(here - there) / 5, rel=1e-4)
 
 
 def test_a_model_that_is_ones_own_is_worth_nothing():
     """0/0 must not spoil the others: offered 16 and 8."""
     play = held(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 0.0, 16.0, 8.0)
     site = play.site(0)
-    assert sorted(site.memo["fedfomo"].tolist()) == [0.0, 12.0]
+    assert sorted(site.memo["fedfomo"].tolist()) == [0.0, 0.0, 12.0]
     assert value(site.w) == 8.0
 
 
@@ -100,13 +154,13 @@ def sent(play, cid, t=1):
 
 def test_the_server_sends_the_models_of_highest_affinity_and_never_ones_own():
     """Row 0 of P is (9, 1, 3, 2, 0): clients 2 and 3. Where 2 has not answered, 1 and 3; with
-    M = 4 all that have answered. A newcomer may get any, and client 0 too."""
+    four others all that have answered. A newcomer may get any, and client 0 too."""
     play = held(Play(fomo(), point(16.0), *[rows(0.0)] * 5), *[1.0] * 5)
     play.server["fedfomo"]["affinity"][0] = torch.tensor([9.0, 1.0, 3.0, 2.0, 0.0])
     assert sent(play, 0) == [2, 3]
     play.server["fedfomo"]["answered"][2] = False
     assert sent(play, 0) == [1, 3]
-    play.program = Program(fomo(models=4), point(16.0), 5, task=play.program.task)
+    play.program = Program(fomo(others=4), point(16.0), 5, task=play.program.task)
     assert sent(play, 0) == [1, 3, 4]
     assert sent(play, 7) == [0, 1, 3, 4]
 
@@ -206,10 +260,11 @@ def test_without_downloads_it_is_local_training_bit_for_bit():
     opt = Opt(lr=0.1, batch=3, epochs=2, momentum=0.5)
     fed, local = (
         run(Program(replace(m, opt=opt), mlp(norm=True), 3), with_validation(7, 10, 5), rounds=3)
-        for m in (FedFomo(models=0), Local())
+        for m in (FedFomo(models=1, baseline="current"), Local())
     )
     for cid in range(3):
-        assert same(fed.clients[cid]["fedfomo"], local.clients[cid][METHOD])
+        kept_too = {k: v for k, v in fed.clients[cid]["fedfomo"].items() if "before/" not in k}
+        assert same(kept_too, local.clients[cid][METHOD])
 
 
 def test_the_first_round_is_fedavgs():
@@ -244,7 +299,8 @@ def test_composes(term):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"models": -1}, {"epsilon": 1.5}, {"validation": 0.0}, {"validation": 1.0}]
+    "wrong",
+    [{"models": 0}, {"epsilon": 1.5}, {"validation": 0.0}, {"validation": 1.0}, {"baseline": "w"}],
 )
 def test_bad_values(wrong):
     with pytest.raises(BadInput):

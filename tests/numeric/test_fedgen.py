@@ -85,6 +85,13 @@ def test_beta_pulls_the_prediction_to_the_heads_on_generated_features():
     assert game.up[0].metrics["loss"] == pytest.approx(expected, abs=1e-5)
 
 
+def test_betas_target_is_not_trained():
+    """The row is x = 0, so neither its cross-entropy nor its prediction in KL(q || p) has a
+    gradient for any weight; through q the head's would be that of z = 2 e_0."""
+    game = table_game([1.0, 1.0, 1.0], replace(STILL, lr=1.0), alpha=0.0, beta=5.0).round()
+    assert torch.equal(game.up[0].state["model"]["head.weight"], torch.eye(K))
+
+
 def test_decay_is_by_round():
     game = table_game([1.0, 1.0, 1.0], STILL, decay=0.5, steps=0).rounds(2)
     expected = log(3) + 0.5 * (log(exp(2) + 2) - 2)
@@ -131,6 +138,36 @@ def test_heads_are_weighted_by_their_counts_of_the_label():
     assert float(found) == pytest.approx((first + log(1 + exp(-4))) / 2, abs=1e-6)
 
 
+def test_a_server_step_by_hand():
+    """Client 0 holds class 0 alone, client 1 the two others: a label's logits are those of the one
+    head that knows it. Labels come as often as they are held, 14 : 5 : 4. A first step of Adam
+    is lr g / (|g| + 1e-8). The diversity is that of all pairs, a label's noise being apart by the
+    mean square and its features by the mean absolute difference."""
+    lr, eta, n = 0.01, 2.0, 16
+    clients = cloud(0, 14, (0,)), cloud(1, 9, (1, 2))
+    game = Game(fedgen(steps=1, lr=lr, eta=eta, server_batch=n), mlp(), *clients)
+    start = {k: v.clone().requires_grad_() for k, v in game.server["fedgen"].items()}
+    plan = game.program.schedule(1)[0]
+    game.round()
+
+    gen = plan.gen(-1, "fedgen")
+    y = torch.multinomial(torch.tensor([14.0, 5.0, 4.0]), n, True, generator=gen)
+    eps = torch.randn(n, 2, generator=gen)
+    below = torch.cat([torch.eye(K)[y], eps], 1) @ start["below.weight"].T + start["below.bias"]
+    z = below.clamp_min(0) @ start["above.weight"].T + start["above.bias"]
+    first, second = (
+        z @ up.state["model"]["head.weight"].T + up.state["model"]["head.bias"]
+        for up in game.up.values()
+    )
+    chosen = torch.where((y == 0)[:, None], first, second).log_softmax(1)[torch.arange(n), y]
+    apart = (eps[:, None] - eps).pow(2).mean(2) * (z[:, None] - z).abs().mean(2)
+    loss = -chosen.mean() + eta * torch.exp(-apart.mean())
+    trained = {k: v for k, v in start.items() if k != "counts"}
+    for (k, v), g in zip(trained.items(), torch.autograd.grad(loss, trained.values()), strict=True):
+        expected = v.detach() - lr * g / (g.abs() + 1e-8)
+        assert torch.allclose(game.server["fedgen"][k], expected, atol=1e-6), k
+
+
 def test_the_generator_learns_what_the_heads_know():
     """From chance to features that the clients' heads tell apart: without eta the loss on fresh
     noise falls below a tenth."""
@@ -171,7 +208,19 @@ def test_eta_keeps_generated_features_apart():
     assert spreads[1] > 2 * spreads[0]
 
 
-def test_adam_begins_anew_and_the_old_state_is_left_alone():
+def test_adam_begins_anew_in_every_round():
+    """So the only step of a round moves every weight that has a gradient by lr, in round 3 as
+    well; with the moments of the rounds before, hardly one would move so far."""
+    game = Game(fedgen(steps=1, lr=0.25), mlp(), *CLOUDS).rounds(2)
+    before = game.server["fedgen"]
+    after = game.round().server["fedgen"]
+    moves = torch.cat([(after[k] - before[k]).flatten() for k in before if k != "counts"]).abs()
+    moved = moves > 0
+    assert moved.sum() > 20
+    assert torch.allclose(moves[moved], torch.tensor(0.25), rtol=1e-3)
+
+
+def test_the_old_state_is_left_alone():
     game = Game(fedgen(), mlp(), *CLOUDS)
     before, copy = game.server["fedgen"], clone(game.server["fedgen"])
     game.round()
@@ -225,6 +274,11 @@ def test_it_goes_with_other_terms(expression):
     for plan in game.program.schedule(2):
         game._play(plan, ())
     assert finite(game.server)
+
+
+def test_a_head_that_cannot_learn_is_refused():
+    with pytest.raises(BadInput, match="fedgen and spherefed cannot be combined"):
+        Game(parse_method("spherefed + fedgen"), mlp(), *CLOUDS)
 
 
 @pytest.mark.parametrize("method", ["fedper", "local", "fedbabu", "fedcr", "fedproto"])

@@ -181,10 +181,16 @@ def test_a_second_model_does_not_move_the_draws():
     assert same(model("ditto + fedmix"), model("fedavg + fedmix"))
 
 
-def test_composes_and_refuses():
-    runs_with_fedbr_and_dbe("fedavg", "fedmix")
+@pytest.mark.parametrize("other", ["fedcr", "spherefed", "fedrod", "fedetf", "fedavg + mixup"])
+def test_refuses(other):
+    """Fed-RoD and FedETF: a class the client lacks has log prior -1000, which lam times the mean's
+    label would bring into the loss."""
     with pytest.raises(BadInput, match="cannot be combined"):
-        model("fedcr + fedmix")
+        model(f"{other} + fedmix")
+
+
+def test_composes_and_checks_its_numbers():
+    runs_with_fedbr_and_dbe("fedavg", "fedmix")
     for wrong in ("lam=1.0", "of=1", "means=0"):
         with pytest.raises(BadInput, match="fedmix"):
             parse_method(f"fedavg + fedmix({wrong})")

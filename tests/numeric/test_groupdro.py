@@ -30,7 +30,7 @@ def group_dro(eta=ETA, epochs=1, **more):
 
 
 def weights(play):
-    return play.server["groupdro"]["q"].tolist()
+    return play.server["groupdro"]["log_q"].exp().tolist()
 
 
 def test_one_round_by_hand():
@@ -101,9 +101,24 @@ def test_mixup_is_a_term_of_its_own():
 
 
 def test_weights_sum_to_one_and_stay_finite():
-    q = played(GroupDRO(eta=5.0), rounds=4).server["groupdro"]["q"]
-    assert torch.isfinite(q).all()
-    assert float(q.sum()) == pytest.approx(1.0)
+    log_q = played(GroupDRO(eta=5.0), rounds=4).server["groupdro"]["log_q"]
+    assert torch.isfinite(log_q).all()
+    assert float(log_q.exp().sum()) == pytest.approx(1.0)
+
+
+def test_large_losses_do_not_overflow_and_weights_come_back():
+    """eta = 100: the exponents are 200 and 800, of which e has none; the second client is all.
+    Then it is alone for ten rounds more, its e^(100 l) on and on; log q_0 falls below what a
+    number can hold (e^-745), and client 0 still trains when it is asked alone."""
+    play = Play(group_dro(eta=100.0), point(0.0), *A).round()
+    assert weights(play) == pytest.approx([0.0, 1.0], abs=1e-12)
+    assert server_value(play) == pytest.approx(-1.0, abs=1e-12)
+    for _ in range(10):
+        play.round(1)
+    log_q = play.server["groupdro"]["log_q"]
+    assert log_q[0] < -745
+    w = server_value(play)
+    assert server_value(play.round(0)) == pytest.approx(w + (2 - w) / 4, abs=1e-12)
 
 
 def test_composes_and_refuses():

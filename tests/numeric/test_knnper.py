@@ -111,8 +111,24 @@ def test_lam_by_validation():
     for val, lam in (((1, 1), 0.7), ((0, 1, 0), 0.0)):
         state = personal(method, holding((1, 0, 0, 2), val))[1]
         assert float(state["knnper"]["lam"]) == lam
-    with pytest.raises(BadInput, match="client 0 has none"):
-        personal(method, holding((0, 1, 1, 2)))
+
+
+@pytest.mark.parametrize("val", [None, ()])
+def test_lam_without_validation_rows(val):
+    """Half and half; such a client must not end a run."""
+    state = personal(KNNPer(lam=None), holding((0, 1, 1, 2), val))[1]
+    assert float(state["knnper"]["lam"]) == 0.5
+
+
+def test_a_client_with_one_row_and_none_to_validate_on():
+    program, data = Program(KNNPer(lam=None, opt=SLOW), mlp(), 2), tables(1, 9)
+    played = run(program, data, rounds=2)
+    r = Round(program, program.schedule(2)[-1], played.server)
+    for cid in (0, 1):
+        visit = Visit(program, cid, data.client(cid), send(r, cid), played.clients.get(cid))
+        scores = evaluate(visit, Ask(("received", "trained")))
+        assert all(score["nll"] > 0 for score in scores.values())
+        assert scores.keys() == {"received/test", "trained/test"}
 
 
 def test_training_is_fedavgs_bit_for_bit():

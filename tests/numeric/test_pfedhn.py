@@ -30,8 +30,12 @@ def vectors(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+PLAIN = {"server_momentum": 0.0, "server_decay": 0.0}
+
+
 def begun(*a: float, **how) -> Play:
-    method = PFedHN(depth=0, embedding=2, server_lr=0.5, opt=full(0.25), **how)
+    how = PLAIN | {"depth": 0, "embedding": 2, "server_lr": 0.5} | how
+    method = PFedHN(opt=full(0.25), **how)
     play = Play(method, point(0.0), *(rows(v) for v in a or (8.0, -1.0)))
     phi = {"embedding": ([1.0, 1.0], [2.0, 0.0]), "0.weight": ([1.0, 2.0],), "0.bias": (1.0,)}
     assert play.server["pfedhn"].keys() >= phi.keys()
@@ -99,6 +103,12 @@ def test_momentum_and_decay():
     assert found["embedding"] == [[1.25, 1.75], [1.5, 0.0]]
 
 
+def test_the_published_servers_momentum_and_decay_are_the_defaults():
+    """Without the momentum it hardly learns in few rounds."""
+    assert (PFedHN().server_momentum, PFedHN().server_decay) == (0.9, 1e-3)
+    assert (PFedHN().server_lr, PFedHN().shared) == (0.01, "* !@bn")
+
+
 def test_clients_that_do_not_move_change_nothing():
     play = begun(4.0, 3.0)
     before = held(play)
@@ -125,7 +135,7 @@ def test_only_the_clients_own_model_travels():
 def test_a_deep_one_is_regression_on_the_trained_weights():
     """J' (theta - theta') is the gradient of |h(v) - theta'|^2 / 2 with theta' held fixed, here by
     torch's own backward pass through the paper's three hidden layers."""
-    program = Program(PFedHN(opt=SLOW), mlp(), 2)
+    program = Program(PFedHN(opt=SLOW, server_lr=64.0, **PLAIN), mlp(), 2)  # a step to be seen
     before = initial_server(program)["pfedhn"]
     played = run(program, tables(9, 6), rounds=1, participation=0.5)
     (answer,) = played.answers
@@ -138,31 +148,33 @@ def test_a_deep_one_is_regression_on_the_trained_weights():
     target = torch.cat([trained[k].flatten() for k in program.nets[0].keys])
     (0.5 * (h(v[answer.cid]) - target).pow(2).sum()).backward()
     found = {"embedding": v, **dict(h.named_parameters())}
-    after = {k: x.detach() - 0.01 * x.grad for k, x in found.items()}
+    assert played.server["pfedhn"].keys() == found.keys()
     for k, x in played.server["pfedhn"].items():
-        assert torch.allclose(x, after[k], atol=1e-6)
-        assert not torch.equal(x, before[k])
+        step, g = (before[k] - x) / 64, found[k].grad
+        assert g.norm() > 0
+        assert (step - g).norm() < 1e-3 * g.norm(), k
 
 
-def test_batch_norm_statistics_stay_with_the_client():
+def test_batch_norm_layers_stay_with_the_client():
     """Neither made nor sent, nor shared by accident through the template: every client goes on
-    from its own."""
+    from its own. Scales made by h would begin near 0; these begin at 1 and stay near it."""
     program = Program(PFedHN(opt=SLOW), mlp(norm=True), 2)
     played = run(program, tables(9, 6), rounds=2)
-    stats = program.nets[0].match("@stats")
-    assert len(stats) == 3
+    layer = program.nets[0].match("@bn")
+    assert len(layer) == 5
     for answer in played.answers:
-        assert not stats & answer.down.state["model"].keys()
-        assert not stats & answer.up.state["model"].keys()
+        assert not layer & answer.down.state["model"].keys()
+        assert not layer & answer.up.state["model"].keys()
     for cid in (0, 1):  # two rounds of two batches each; the ninth row alone does not count
-        assert played.clients[cid]["model"].keys() == stats
+        assert played.clients[cid]["model"].keys() == layer
         assert played.clients[cid]["model"]["body.1.num_batches_tracked"] == 4
+        assert (played.clients[cid]["model"]["body.1.weight"] - 1).abs().max() < 0.25
     assert not same(played.clients[0]["model"], played.clients[1]["model"])
 
 
 def test_a_personal_head_is_not_made():
     """pFedHN-PC."""
-    program = Program(PFedHN(shared="* !head.* !@stats", opt=SLOW), mlp(), 2)
+    program = Program(PFedHN(shared="* !head.* !@bn", opt=SLOW), mlp(), 2)
     played = run(program, tables(9, 6), rounds=1)
     assert {k.split(".")[0] for k in played.answers[0].down.state["model"]} == {"body"}
     assert {k.split(".")[0] for k in played.clients[0]["model"]} == {"head"}
@@ -185,7 +197,11 @@ def test_refuses(term):
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"depth": -1}, {"width": 0}, {"embedding": 0}, {"server_clip": -1}]
+    "wrong",
+    [
+        *({"depth": -1}, {"width": 0}, {"embedding": 0}, {"server_clip": -1}),
+        *({"server_momentum": 1.0}, {"server_momentum": -0.1}, {"server_decay": -1e-3}),
+    ],
 )
 def test_ranges(wrong):
     with pytest.raises(BadInput):

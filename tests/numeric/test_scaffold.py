@@ -14,6 +14,8 @@ from quadratic import Play, full, kept, point, product, rows, server_value, valu
 
 from fedloom.core.tree import nbytes
 from fedloom.methods.fedavg import FedAvg
+from fedloom.methods.fedavg_ft import FedAvgFT
+from fedloom.methods.fedcm import ClientMomentum
 from fedloom.methods.fedrep import FedRep
 from fedloom.methods.scaffold import SCAFFOLD, ControlVariates
 
@@ -122,3 +124,12 @@ def test_traffic_is_twice_fedavgs():
     """One float64 weight and its control variate, each way."""
     play = Play(scaffold(), point(0.0), *A).round()
     assert nbytes(play.down[0].state) == nbytes(play.up[0].state) == 16
+
+
+@pytest.mark.parametrize("term", [ClientMomentum(), ControlVariates()])
+def test_fine_tuning_takes_plain_steps(term):
+    """Many epochs of it lead every client to its own a_i; with the correction of the rounds they
+    would lead to a_i + c_i - c (control variates) or to a_i - 9 Delta (momentum)."""
+    method = replace(FedAvgFT(adapt_epochs=200) + term, opt=full(0.25, 2))
+    play = Play(method, point(0.0), rows(8.0), rows(-4.0)).round().round().round().adapt()
+    assert [kept(play, i, "final/model") for i in (0, 1)] == pytest.approx([8.0, -4.0], abs=1e-9)

@@ -15,6 +15,7 @@ from fedloom.core.term import Batch
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
+from fedloom.methods.dbe import DBE
 from fedloom.methods.spherefed import SphereFed
 from helpers import finite, mlp, same
 
@@ -32,15 +33,15 @@ def whole_run(method: SphereFed, net: Net, *data, rounds: int = 1) -> Game:
 
 
 def test_loss_by_hand_and_without_length():
-    """W = I, f(x) = (3, 4) so z = (0.6, 0.8), y = 0: 0.4^2 + 0.8^2 = 0.8; f(x) = (0, 2), y = 1: 0.
-    Mean 0.4, and the same for features ten times as long. A mean over classes would halve it."""
+    """W = I, f(x) = (3, 4) so z = (0.6, 0.8), y = 0: (0.4^2 + 0.8^2)/2 = 0.4; f(x) = (0, 2), y = 1:
+    0. Mean 0.2, and the same for features ten times as long. A sum over classes would double it."""
     data = rows([[3.0, 4.0], [0.0, 2.0]], [0, 1], 2)
     s = Game(SphereFed(), identity(2, 2), data).site(0)
     s.w["head.weight"] = torch.eye(2)
     for scale in (1.0, 10.0):
         b = Batch(scale * data.train.rows, data.train.y, torch.arange(2), data.train.y)
         b.out = s.net(s.w, b.x)
-        assert float(s.method.loss(b, s)) == pytest.approx(0.4, abs=1e-6)
+        assert float(s.method.loss(b, s)) == pytest.approx(0.2, abs=1e-6)
 
 
 def test_the_classifier_is_orthonormal_and_never_moves():
@@ -87,6 +88,25 @@ def test_calibration_is_ridge_regression_on_all_data():
     right = torch.cat([y, torch.zeros(d, K, dtype=torch.float64)])
     direct = torch.linalg.lstsq(left, right).solution.T
     assert torch.allclose(model["head.weight"].double(), direct, atol=1e-6)
+
+
+def test_calibration_uses_the_features_that_dbe_translates():
+    """PRBM's translation stands between body and sphere: z = (f(x) + v) / |f(x) + v|, v the
+    client's own. Z'Z of the raw features would give another classifier."""
+    ridge = 0.5
+    method = replace(SphereFed(ridge=ridge), opt=OPT) + DBE()
+    game = whole_run(method, mlp(), *CLOUDS, rounds=2)
+    net, model = game.program.nets[0], game.server["model"]
+    zz, zy = torch.zeros(5, 5).double(), torch.zeros(5, K).double()
+    for cid, data in enumerate(CLOUDS):
+        shift = game.own[cid]["model"]["prbm.vector"]
+        assert shift.abs().max() > 0
+        z = features(net, model, data) + shift
+        z = (z / z.norm(dim=1, keepdim=True)).double()
+        zz += z.T @ z
+        zy += z.T @ torch.nn.functional.one_hot(data.train.y, K).double()
+    expected = torch.linalg.solve(zz + ridge * torch.eye(5).double(), zy).T
+    assert torch.allclose(model["head.weight"].double(), expected, atol=1e-5)
 
 
 def test_calibration_changes_the_classifier_and_nothing_else():

@@ -18,7 +18,8 @@ from fedloom.errors import BadInput
 from fedloom.methods import parse_method, vhl
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.vhl import VHL
-from fedloom.ops.virtual_data import virtual_data
+from fedloom.ops import virtual_data as ops
+from fedloom.ops.virtual_data import VirtualData, virtual_data
 from helpers import Table, Tables, run, same
 
 FEW = VHL(per_class=5)
@@ -35,7 +36,7 @@ def test_loss_by_hand(alpha, lam, monkeypatch):
 
     On logits (all zero) it would be 2/3 ln 2; with a virtual label that is off, 0.
     """
-    noise = torch.tensor([[0.0, 1.0]]), torch.tensor([1])
+    noise = Table(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))
     monkeypatch.setattr(vhl, "virtual_data", lambda *how: noise)
     body, head = nn.Identity(), nn.Linear(2, 2)
     with torch.no_grad():
@@ -64,22 +65,42 @@ def test_every_client_learns_the_same_noise(monkeypatch):
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (2, 9, 12), (20,), (6, 30)])
 def test_virtual_data_is_a_function_of_the_seed(shape):
-    x, y = virtual_data(shape, 4, 6, 1)
-    other, _ = virtual_data(shape, 4, 6, 2)
+    every = torch.arange(24)
+    data = virtual_data(shape, 4, 6, 1)
+    x, other = data.x(every), virtual_data(shape, 4, 6, 2).x(every)
     torch.rand(3)
-    again, _ = virtual_data(shape, 4, 6, 1)
+    again = virtual_data(shape, 4, 6, 1).x(every)
     assert x.shape == (24, *shape)
-    assert torch.bincount(y).tolist() == [6] * 4
+    assert torch.bincount(data.y).tolist() == [6] * 4
     assert torch.equal(x, again)
     assert not torch.equal(x, other)
     assert float(x.mean()) == pytest.approx(0, abs=1e-5)
     assert float(x.std()) == pytest.approx(1, abs=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(3, 12, 12), (20,)])
+def test_a_set_too_large_to_hold_is_made_row_by_row(shape, monkeypatch):
+    """The same inputs but for rounding, and the same bytes when asked again."""
+    held = VirtualData(shape, 4, 60, 1)
+    monkeypatch.setattr(ops, "HELD_NUMBERS", 0)
+    rows = torch.tensor([0, 239, 7, 0])
+    made, again = (VirtualData(shape, 4, 60, 1).x(rows) for _ in range(2))
+    assert torch.allclose(made, held.x(rows), atol=1e-5)
+    assert torch.equal(made, again)
+
+
+def test_large_images_are_not_held():
+    """Office-Home: 13000 images of 224 x 224 would be 7.8 GB in every process."""
+    data = VirtualData((3, 224, 224), 65, 200, 0)
+    assert data.x(torch.tensor([0, 12999])).shape == (2, 3, 224, 224)
+    tensors = [v for v in vars(data).values() if isinstance(v, torch.Tensor)]
+    assert sum(v.nbytes for v in tensors) < 2**24
+
+
 def test_virtual_classes_can_be_told_apart():
     """Means of one half of the data name nearly all of the other half."""
-    x, y = virtual_data((3, 16, 16), 10, 20, 0)
-    x = x.flatten(1)
+    data = virtual_data((3, 16, 16), 10, 20, 0)
+    x, y = data.x(torch.arange(200)).flatten(1), data.y
     centres = torch.stack([x[:100][y[:100] == c].mean(0) for c in range(10)])
     assert (torch.cdist(x[100:], centres).argmin(1) == y[100:]).float().mean() > 0.95
 
@@ -109,8 +130,9 @@ def test_a_second_model_does_not_move_the_draws():
 
 def test_composes_and_refuses():
     runs_with_fedbr_and_dbe("fedavg", "vhl(per_class=5)")
-    with pytest.raises(BadInput, match="cannot be combined"):
-        model("fedcr + vhl")
-    for wrong in ("tau=0", "per_class=0", "batch=0"):
+    for method in ("fedcr", "spherefed"):
+        with pytest.raises(BadInput, match="cannot be combined"):
+            model(f"{method} + vhl")
+    for wrong in ("tau=0", "per_class=0", "batch=0", "alpha=-1", "lam=-1"):
         with pytest.raises(BadInput, match="vhl"):
             parse_method(f"fedavg + vhl({wrong})")

@@ -300,6 +300,15 @@ def test_fresh_is_another_start_and_the_same_for_the_same_key() -> None:
     assert a["body.1.running_var"].tolist() == [1] * 5
 
 
+def test_fresh_keeps_frozen_tensors() -> None:
+    net = Net((4,), body=nn.Linear(4, 3).requires_grad_(False), head=nn.Linear(3, 2))
+    start, other = net.tree(), net.fresh(0, "m")
+    assert all(torch.equal(other[k], start[k]) for k in ("body.weight", "body.bias"))
+    assert not torch.equal(other["head.weight"], start["head.weight"])
+    other["body.weight"].add_(1)
+    assert same(net.tree(), start)
+
+
 # ------------------------------------------------------------------ tied weights, copies
 
 

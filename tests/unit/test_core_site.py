@@ -581,3 +581,28 @@ def test_a_phase_that_trains_nothing_is_refused_by_name() -> None:
     s = site(Method(opt=OPT), mlp())
     with pytest.raises(BadInput, match="phase 'body' trains nothing"):
         s.fit(Phase("body", "nothing.*"))
+
+
+class Modes(Term):
+    """Writes down which stages are in training mode."""
+
+    name: ClassVar[str] = "modes"
+    seen: ClassVar[list[frozenset[str]]] = []
+
+    def loss(self, b, s):
+        self.seen.append(s.modes)
+        return 0.0
+
+
+@pytest.mark.parametrize(("pattern", "active"), [("*", True), ("body.*", True), ("head.*", False)])
+def test_dropout_as_a_stage_follows_the_stage_it_reads(pattern: str, active: bool) -> None:
+    """It has no tensor of its own that a phase could name. Where it drops, half of what reaches
+    the head is zero and the rest is doubled."""
+    net = Net((4,), body=nn.Linear(4, 64), drop=nn.Dropout(0.5), head=nn.Linear(64, 3))
+    Modes.seen.clear()
+    s = site(Method(opt=replace(OPT, batch=6)) + Modes(), net)
+    s.fit(Phase("some", pattern))
+    (modes,) = Modes.seen
+    assert ("drop" in modes) == active
+    out = s.net(s.w, s.data.train.x(torch.arange(6)), train=modes)
+    assert torch.equal(out["drop"], out["body"]) != active

@@ -78,6 +78,8 @@ def tuning(train: str, epochs: int, lr: float | None = None) -> tuple[Phase, ...
     >>> tuning("head.*", 0)
     ()
     """
+    if epochs < 0:
+        raise BadInput(f"fine-tuning takes 0 or more epochs, not {epochs}")
     return (Phase("tune", train, epochs=epochs, lr=lr),) if epochs else ()
 
 

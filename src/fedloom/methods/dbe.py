@@ -30,9 +30,7 @@ class PRBM(Term):
     Hyper-parameters: `at`, the stage it follows: None, the network's representation, or a place
     of Table 1, "conv2" of `cnn4(stages=fine)`; z_p has an entry per channel and position then.
 
-    Deviations: none. The published code trains z_p with a second optimiser of the same rate.
-
-    Leaves the client: nothing.
+    Deviations: none. Leaves the client: nothing.
 
     >>> PRBM(at="conv2").at
     'conv2'

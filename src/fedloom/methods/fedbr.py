@@ -43,8 +43,7 @@ class FedBR(Term):
 
     Deviations: the code multiplies by tau (`multiply=True`), projects to width 2d and output d
     (`projection="published"`; the paper 256 and 128), draws pseudo-images once, and takes phi_g
-    of the first step's mixture; here both see the same input. theta takes plain steps, whatever
-    the momentum; BatchNorm statistics are of real images only.
+    of the first step's mixture. theta takes plain steps; BatchNorm statistics are of real images.
 
     Leaves the client: theta, and with "rsm" means of `of` training images.
 

@@ -17,8 +17,6 @@ from fedloom.methods import register
 from fedloom.ops.adam import Adam
 from fedloom.ops.diversity import sameness
 
-COUNTS = "counts"
-
 
 class FeatureGenerator(nn.Module):
     """One-hot labels [n, K] and noise [n, e] to features of a stage's shape."""
@@ -42,21 +40,20 @@ class FedGen(Term):
     The generator G(y, eps), eps ~ N(0, I), imitates what the head h reads. Each round, P(y) and
     a_k(y) = n_ky / sum_j n_jy from the counts of the round's clients::
 
-        client k  loss += alpha E_{y ~ P} CE(h(G(y, eps)), y)                        eq. (5)
+        client k  loss += alpha E_{y ~ P} CE(h(G(y, eps)), y), from round 2 on       eq. (5)
                   sends its class counts n_ky beside its model
         server    G: `steps` steps of Adam on
                   E_{y ~ P} CE(sum_k a_k(y) h_k(G(y, eps)), y)                       eq. (4)
                   + eta * sameness of G for unlike eps
 
-    In round 1, before G has learned anything, clients train without it.
-
     Hyper-parameters: `alpha` 1.0; `beta` 0.0: weight of KL(h(G(y, eps)) || prediction) on the
     batch's own labels; `lr` 3e-4; `steps` 50 with `server_batch` 128; `batch` 32; `noise` 32;
     `hidden` 256; `eta` 1.0. The published code: alpha = beta = 10, both times `decay` 0.98 a round.
 
-    Deviations: eq. (4) weighs heads alike, the code by counts: by counts. The code weighs the
-    heads' losses, not their logits (`ensemble="losses"`). Its generator has BatchNorm and keeps
-    Adam's moments over rounds.
+    Deviations: heads weigh by counts, as in the code; in eq. (4) alike. The code weighs their
+    losses, not logits (`ensemble="losses"`), and draws labels uniformly from those held, on the
+    server as many as a client's batch. Its generator has BatchNorm; its Adam keeps its moments over
+    rounds, with weight decay 1e-2 and a rate that falls by 0.98 a round.
 
     Leaves the client: class counts, beside the model. The generator comes down every round.
 
@@ -69,8 +66,10 @@ class FedGen(Term):
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
     requires: ClassVar[str] = "head.*"
-    # Where clients have no common feature space, or no one model on the server.
-    refuses: ClassVar[tuple[str, ...]] = ("fedem", "fedfomo", "apple", "pfedhn", "hypcluster")
+    # Where clients have no common feature space, no one model on the server, or a fixed head.
+    refuses: ClassVar[tuple[str, ...]] = (
+        *("fedem", "fedfomo", "apple", "pfedhn", "hypcluster", "spherefed"),
+    )
     alpha: float = 1.0
     beta: float = 0.0
     lr: float = 3e-4
@@ -95,23 +94,23 @@ class FedGen(Term):
 
     def server_init(self, r):
         nobody = torch.zeros(r.net.shape_of(r.net.logits)[-1])
-        return {self.name: {**r.net.tools[self.name].state_dict(), COUNTS: nobody}}
+        return {self.name: {**r.net.tools[self.name].state_dict(), "counts": nobody}}
 
     def _generated(self, net, given, y, gen):
         """Features for labels, and the noise they were made from."""
-        generator = {k: v for k, v in given.items() if k != COUNTS}
-        eps = torch.randn(len(y), self.noise, generator=gen).to(given[COUNTS])
-        label = F.one_hot(y, len(given[COUNTS])).to(eps)
+        generator = {k: v for k, v in given.items() if k != "counts"}
+        eps = torch.randn(len(y), self.noise, generator=gen).to(given["counts"])
+        label = F.one_hot(y, len(given["counts"])).to(eps)
         return functional_call(net.tools[self.name], generator, (label, eps)), eps
 
     def loss(self, b, s):
         given, at = s.down[self.name], (self.name, s.training)
         if at not in s.memo:
-            s.memo[at] = s.gen(at), bool(given[COUNTS].any())
+            s.memo[at] = s.gen(at), bool(given["counts"].any())
         gen, taught = s.memo[at]
         if not taught or self.alpha == self.beta == 0:
             return 0.0
-        y = torch.multinomial(given[COUNTS].cpu(), self.batch, True, generator=gen).to(s.device)
+        y = torch.multinomial(given["counts"].cpu(), self.batch, True, generator=gen).to(s.device)
         loss = self.alpha * s.task.loss(self._imagined(s, given, y, gen), y)  # eq. (5)
         if self.beta:
             target = self._imagined(s, given, b.y, gen).detach().softmax(-1)
@@ -126,21 +125,20 @@ class FedGen(Term):
         return s.net.stage(s.w, s.net.logits, z, train=s.modes)
 
     def finish(self, s):
-        return {self.name: {COUNTS: s.counts}}
+        return {self.name: {"counts": s.counts}}
 
     def aggregate(self, r):
-        heads, counts = [up.state["model"] for up in r.ups.values()], r.stack(self.name, COUNTS)
+        heads, counts = [up.state["model"] for up in r.ups.values()], r.stack(self.name, "counts")
         held, gen = counts.sum(0), r.gen(self.name)
-        given = {**clone(r.server[self.name]), COUNTS: held}
-        trained = [v.requires_grad_() for k, v in given.items() if k != COUNTS]
-        adam = Adam(trained, self.lr)
+        given = {**clone(r.server[self.name]), "counts": held}
+        adam = Adam([v.requires_grad_() for k, v in given.items() if k != "counts"], self.lr)
         for _ in range(self.steps):
             y = torch.multinomial(held, self.server_batch, True, generator=gen)
             with torch.enable_grad():
                 z, eps = self._generated(r.net, given, y, gen)
                 logits = torch.stack([r.net.stage(head, r.net.logits, z) for head in heads])
                 loss = self._misfit(logits, y, counts) + self.eta * sameness(eps, z)
-            adam.step(torch.autograd.grad(loss, trained))
+            adam.step(torch.autograd.grad(loss, adam.params))
         return {self.name: given}
 
     def _misfit(self, logits, y, counts):

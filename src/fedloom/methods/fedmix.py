@@ -51,7 +51,8 @@ class FedMix(Term):
     family: ClassVar[str] = "extra data"
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
-    refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed")
+    # A balanced softmax gives probability 0 to classes that a mean may hold and its reader lacks.
+    refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed", "fedrod", "fedetf")
     lam: float = 0.1
     means: int = 1
     of: int = 10

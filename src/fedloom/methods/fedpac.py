@@ -42,8 +42,7 @@ class FedPAC(Method):
     no rule; this is ours). `noise_scale`, `noise_weight`: on uploaded statistics and centroids.
 
     Deviations: the code drops weights below 1e-3 and rescales the rest (`drop_below=1e-3`). Its
-    solver can lose the variance term to eigenvalue clipping; this one is exact. "full" floors the
-    eigenvalues of E[ff'] at 1e-6 of their mean, which the paper inverts as it is.
+    solver can lose the variance to eigenvalue clipping; this one floors E[ff'] ("full") at 1e-6.
 
     Leaves the client: body, head, h [K, d], V ("full": E[ff'] [d, d]), class centroids and counts
     (which reveal its classes). Without `combine` no head, h and V; without `align` no centroids.

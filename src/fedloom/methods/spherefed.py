@@ -39,7 +39,7 @@ class SphereFed(Method):
 
     z = f(x) / |f(x)|; the classifier's K rows W are orthonormal and the same for all. ::
 
-        client i  f: E epochs on |W z - onehot(y)|^2: W z are cosines            each round
+        client i  f: E epochs on |W z - onehot(y)|^2 / K: W z are cosines        each round
         server    f <- sum_i n_i f_i / sum_i n_i
         after the last round, with the final f
         client i  sends Z_i'Z_i [d, d] and Z_i'Y_i [d, K] of its features and one-hot labels
@@ -48,12 +48,12 @@ class SphereFed(Method):
     The sums are those of all data in one place, so calibration is exact and costs one round.
 
     Hyper-parameters: `ridge` 1e-3 (ours; the paper's is not in the five papers); `calibrate`
-    False leaves the fixed classifier. DualFed's rates: 1.0 Office-Home, 0.1 DomainNet and PACS:
-    the loss is small, rates are larger than cross-entropy's.
+    False leaves the fixed classifier. DualFed's rates: 1.0 Office-Home, 0.1 DomainNet and PACS.
 
-    Deviations: the loss is summed over classes and a mean over samples; where it is a mean over
-    classes too, the same rate must be K times larger. Probabilities are softmax(W z), whose
-    argmax is the method's; they are not calibrated in the sense of likelihood.
+    Deviations: the loss is a mean over samples and over classes: only so DualFed's rates, over
+    its K = 65, 10 and 7 classes, are near the 0.01 of its other methods. Where it is summed over
+    classes, the same rate must be K times smaller. Probabilities are softmax(W z), whose argmax
+    is the method's; they are not calibrated in the sense of likelihood.
 
     Leaves the client: the model (its classifier never changes), and once Z'Z and Z'Y, which
     reveal its classes and the sum of features per class.
@@ -92,7 +92,7 @@ class SphereFed(Method):
     def loss(self, b, s):
         cosines = b.out["head"]
         target = F.one_hot(b.y, cosines.shape[1]).to(cosines.dtype)
-        return (cosines - target).pow(2).sum(1).mean()
+        return (cosines - target).pow(2).mean()
 
     def special(self, s):
         z, y = s.scan(s.net.feature), s.data.train.y

@@ -34,8 +34,9 @@ class VHL(Term):
     Deviations: the generator is a small random upsampling network, or a perceptron where inputs are
     no images, instead of an untrained StyleGAN-v2. Noise has the labels of the real classes, as the
     paper's objective; the code gives it further classes, and shifts them back for the alignment.
-    BatchNorm statistics are of real inputs only. FedBR's version aligns logits under labels that
-    never match; here features and labels do.
+    Noise passes the network separately, normalised by its own batch statistics, and BatchNorm's
+    running ones are of real inputs only. FedBR's version aligns logits under labels that never
+    match; here features and labels do. A set of more than 64 MB is made step by step.
 
     Leaves the client: nothing more; nothing comes down either.
 
@@ -45,7 +46,8 @@ class VHL(Term):
 
     name: ClassVar[str] = "vhl"
     family: ClassVar[str] = "extra data"
-    refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
+    # FedCR's logits are [n, S, K], SphereFed's are cosines, whose cross-entropy says little.
+    refuses: ClassVar[tuple[str, ...]] = ("fedcr", "spherefed")
     alpha: float = 1.0
     lam: float = 1.0
     tau: float = 0.07
@@ -53,6 +55,8 @@ class VHL(Term):
     batch: int | None = None
 
     def __post_init__(self):
+        if self.alpha < 0 or self.lam < 0:
+            raise BadInput(f"vhl: alpha and lam are 0 or more, not {self.alpha} and {self.lam}")
         if self.tau <= 0:
             raise BadInput(f"vhl divides by tau: make it positive, not {self.tau}")
         if self.per_class < 1 or (self.batch is not None and self.batch < 1):
@@ -79,9 +83,9 @@ class VHL(Term):
 
     def _noise(self, b, s):
         """A batch of virtual inputs and their labels."""
-        x, y = virtual_data(s.net.shape, s.data.classes, self.per_class, s.plan.seed)
+        data = virtual_data(s.net.shape, s.data.classes, self.per_class, s.plan.seed)
         at = (self.name, s.training)  # a second model's draws must not move the first one's
         if at not in s.memo:
             s.memo[at] = s.gen(at)
-        i = torch.randint(len(y), (self.batch or s.opt.batch,), generator=s.memo[at])
-        return x[i].to(b.x), y[i].to(b.y)
+        i = torch.randint(len(data), (self.batch or s.opt.batch,), generator=s.memo[at])
+        return data.x(i).to(b.x), data.y[i].to(b.y)

@@ -16,28 +16,64 @@ SPREAD = 0.3
 """Standard deviation of a class's latent codes about its centre, whose own entries are N(0, 1)."""
 
 
-@lru_cache(maxsize=1)
-def virtual_data(
-    shape: tuple[int, ...], classes: int, per_class: int, seed: int
-) -> tuple[Tensor, Tensor]:
-    """Inputs [classes * per_class, *shape] of mean 0 and deviation 1, and their labels.
+HELD_NUMBERS = 2**24
+"""How many numbers a process holds at most (64 MB); of a larger set it makes what is asked for."""
+MEASURED, PART = 64, 32
+"""Of so many first inputs mean and deviation are taken; so many are made at a time."""
+
+
+class VirtualData:
+    """Labelled inputs [classes * per_class, *shape], about mean 0 and deviation 1.
 
     A class is a cloud of latent codes; a random network that upsamples turns codes into images
-    (inputs that are no images: a random perceptron). Nothing of it is ever trained. The last call
-    is remembered, so that a process makes its data once.
-
-    >>> x, y = virtual_data((1, 8, 8), classes=3, per_class=2, seed=0)
-    >>> tuple(x.shape), y.tolist()
-    ((6, 1, 8, 8), [0, 1, 2, 0, 1, 2])
+    (inputs that are no images: a random perceptron). Nothing of it is ever trained.
     """
-    y = torch.arange(classes).repeat(per_class)
-    with rng_scope("virtual data", seed, shape, classes, per_class), torch.no_grad():
-        generator = _upsampling(shape) if len(shape) == 3 else _perceptron(shape)
-        codes = torch.randn(classes, LATENT)[y] + SPREAD * torch.randn(len(y), LATENT)
-        x = torch.cat([generator(part) for part in torch.split(codes, 256)])
-    if len(shape) == 3 and x.shape[2:] != shape[1:]:
-        x = F.interpolate(x, size=shape[1:], mode="bilinear")
-    return (x - x.mean()) / x.std(), y
+
+    def __init__(self, shape: tuple[int, ...], classes: int, per_class: int, seed: int) -> None:
+        self.shape, self.y = shape, torch.arange(classes).repeat(per_class)
+        with rng_scope("virtual data", seed, shape, classes, per_class), torch.no_grad():
+            self._generator = _upsampling(shape) if len(shape) == 3 else _perceptron(shape)
+            noise = torch.randn(classes, LATENT), torch.randn(len(self.y), LATENT)
+            self._codes = noise[0][self.y] + SPREAD * noise[1]
+        first = self._made(self._codes[:MEASURED])
+        self._mean, self._deviation = first.mean(), first.std()
+        small = len(self.y) * math.prod(shape) <= HELD_NUMBERS
+        self._held = self._normal(self._made(self._codes)) if small else None
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def x(self, idx: Tensor) -> Tensor:
+        """The inputs of these rows."""
+        if self._held is not None:
+            return self._held[idx]
+        return self._normal(self._made(self._codes[idx]))
+
+    def _normal(self, x: Tensor) -> Tensor:
+        return (x - self._mean) / self._deviation
+
+    @torch.no_grad()
+    def _made(self, codes: Tensor) -> Tensor:
+        parts = torch.split(codes, PART)
+        return torch.cat([self._fitting(self._generator(part)) for part in parts])
+
+    def _fitting(self, x: Tensor) -> Tensor:
+        """Cut down to size where the sides are no powers of two."""
+        if x.shape[1:] == self.shape:
+            return x
+        return F.interpolate(x, size=self.shape[1:], mode="bilinear")
+
+
+@lru_cache(maxsize=1)
+def virtual_data(shape: tuple[int, ...], classes: int, per_class: int, seed: int) -> VirtualData:
+    """The data of a run, a function of the seed. The last call is remembered, so that a process
+    makes its data once.
+
+    >>> data = virtual_data((1, 8, 8), classes=3, per_class=2, seed=0)
+    >>> tuple(data.x(torch.tensor([0, 4])).shape), data.y.tolist()
+    ((2, 1, 8, 8), [0, 1, 2, 0, 1, 2])
+    """
+    return VirtualData(shape, classes, per_class, seed)
 
 
 def _upsampling(shape: tuple[int, ...]) -> nn.Module:
