@@ -75,6 +75,8 @@ class Duel:
     evaluate: bool = False
     peer: str = ""
     """Environment the rival runs in; empty: fedloom's own."""
+    plain: bool = False
+    """The peer as its tutorial writes it, without the layout and the data handling we gave it?"""
     same_bytes: bool = False
     """Must both end with the same weights?"""
 
@@ -85,9 +87,20 @@ DUELS = {
         "the same, all clients tested every round", FEDAVG, "bare.py", 0.95, evaluate=True
     ),
     "fedpac": Duel("FedPAC against its bare local work", FEDPAC, "bare_fedpac.py", 0.93),
-    "pfl": Duel("FedAvg against Apple's pfl", FEDAVG, "pfl_peer.py", 1.5, peer="pfl"),
+    "pfl": Duel("FedAvg against pfl, channels last too", FEDAVG, "pfl_peer.py", 1.5, peer="pfl"),
+    "pfl_plain": Duel(
+        "FedAvg against pfl as it comes", FEDAVG, "pfl_peer.py", 1.5, peer="pfl", plain=True
+    ),
     "flower": Duel(
-        "FedAvg against Flower's simulation", FEDAVG, "flower_peer.py", 3.0, peer="flower"
+        "FedAvg against Flower around the bare loop", FEDAVG, "flower_peer.py", 3.0, peer="flower"
+    ),
+    "flower_plain": Duel(
+        "FedAvg against a plain Flower app",
+        FEDAVG,
+        "flower_peer.py",
+        3.0,
+        peer="flower",
+        plain=True,
     ),
 }
 
@@ -111,7 +124,8 @@ def compete(name: str, duel: Duel, repeats: int, scratch: Path) -> dict:
     ours = [sys.executable, str(CONTESTANTS / "ours.py"), *arguments]
     rival, variables = [sys.executable, str(CONTESTANTS / duel.rival), *arguments], {}
     if duel.peer:
-        rival = peers.command(duel.peer, CONTESTANTS / duel.rival, arguments)
+        plain = ["--plain"] if duel.plain else []
+        rival = peers.command(duel.peer, CONTESTANTS / duel.rival, [*arguments, *plain])
         variables = peers.environment(duel.peer)
     readings = []
     for i in range(repeats):

@@ -58,7 +58,7 @@ def steps_of(work: Work) -> tuple[int, ...]:
     )
 
 
-def warm(grid: Grid, config: dict[str, str], clients: int) -> None:
+def warm(grid: Grid, config: dict[str, str | bool], clients: int) -> None:
     """Wait until all nodes are there and both workers hold the data."""
     while len(nodes := list(grid.get_node_ids())) < clients:
         time.sleep(0.1)
@@ -79,7 +79,7 @@ def main() -> None:
     model = network(work.settings)
     load(model, work.initial)
     strategy = Timed(fraction_evaluate=float(args.evaluate), min_available_nodes=clients)
-    config = {"work": str(args.work.resolve())}
+    config = {"work": str(args.work.resolve()), "plain": args.plain}
     result = []
     server = ServerApp()
 

@@ -23,9 +23,9 @@ from work import Work, accuracy, arguments, load, network, report
 class Classifier(nn.Module):
     """The network with the two methods that pfl asks for; counts its training steps."""
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, layout: torch.memory_format) -> None:
         super().__init__()
-        self.body = network(work.settings).to(memory_format=torch.channels_last)
+        self.body = network(work.settings).to(memory_format=layout)
         load(self.body, work.initial)
         self.steps = 0
 
@@ -46,7 +46,7 @@ def steps_of(work: Work) -> list[int]:
     ]
 
 
-def run(work: Work) -> None:
+def run(work: Work, layout: torch.memory_format) -> None:
     """All rounds in this process, which may be one of several."""
     # pfl joins its group of processes when it is imported.
     from pfl.aggregate.simulate import SimulatedBackend
@@ -89,7 +89,7 @@ def run(work: Work) -> None:
         """The rows of a client in the order of a round; pfl itself does not shuffle."""
         t, cid = key
         rows = work.train[cid][torch.cat(work.orders[t, cid])]
-        return PyTorchTensorDataset((work.inputs(rows), work.y[rows]))
+        return PyTorchTensorDataset((work.inputs(rows, layout), work.y[rows]))
 
     if len({len(cohort) for cohort in work.cohorts}) > 1 or len(work.orders[0, 0]) > 1:
         sys.exit("pfl_peer needs cohorts of one size and one local epoch.")
@@ -97,7 +97,7 @@ def run(work: Work) -> None:
     # weights let pfl share clients of unequal size between its processes.
     keys = {(t, i): len(work.train[i]) for t, cohort in enumerate(work.cohorts) for i in cohort}
     users = FederatedDataset(user, get_user_sampler("minimize_reuse", list(keys)), keys)
-    module = Classifier(work)
+    module = Classifier(work, layout)
     model = PyTorchModel(
         module,
         local_optimizer_create=torch.optim.SGD,
@@ -171,7 +171,8 @@ def main() -> None:
     if args.workers > 1 and "PFL_WORKER_RANK" not in os.environ:
         sys.exit(distribute(args.workers))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    run(Work.read(args.work))
+    layout = torch.contiguous_format if args.plain else torch.channels_last
+    run(Work.read(args.work), layout)
 
 
 if __name__ == "__main__":

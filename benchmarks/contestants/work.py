@@ -56,11 +56,11 @@ class Work:
             },
         )
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Normalised images, channels last."""
+    def inputs(self, rows: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
+        """Normalised images, channels last unless said otherwise."""
         scale, offset = self.settings["scale"], self.settings["offset"]
         x = torch.mul(self.x.index_select(0, rows), scale).add_(offset)
-        return x.contiguous(memory_format=torch.channels_last)
+        return x.contiguous(memory_format=layout)
 
 
 def network(settings: dict) -> nn.Sequential:
@@ -105,6 +105,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("work", type=Path, help="folder of an exported workload")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--evaluate", action="store_true", help="test all clients every round")
+    parser.add_argument(
+        "--plain", action="store_true", help="as the peer's tutorial writes it: no tricks of ours"
+    )
     return parser.parse_args()
 
 

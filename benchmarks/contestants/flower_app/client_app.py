@@ -1,4 +1,5 @@
-"""What one Flower client does: the hand-written loop of `bare.py` inside Flower's messages.
+"""What one Flower client does: the hand-written loop of `bare.py` inside Flower's messages; or,
+with `plain`, what Flower's tutorial does: a new network and a DataLoader for every message.
 
 In a module of its own because Ray sends functions of a script by value with every call, and a
 cache would then be lost; functions of a module are sent by name and the data is read only once.
@@ -13,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 from work import Work, accuracy, network
 
 app = ClientApp()
@@ -25,6 +27,36 @@ def held(folder: str) -> tuple[Work, nn.Module]:
     torch.set_num_threads(1)
     work = Work.read(Path(folder))
     return work, network(work.settings).to(memory_format=torch.channels_last)
+
+
+class Images(Dataset):
+    """One client's rows, normalised one by one as a DataLoader asks for them."""
+
+    def __init__(self, work: Work, rows: Tensor) -> None:
+        self.work, self.rows = work, rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        work, row = self.work, self.rows[i]
+        return work.x[row] * work.settings["scale"] + work.settings["offset"], work.y[row]
+
+
+def fit_plain(msg: Message, work: Work, cid: int) -> tuple[nn.Module, int]:
+    """The tutorial's way: the trained network and the number of steps taken."""
+    model, steps = network(work.settings), 0
+    model.load_state_dict(msg.content["arrays"].to_torch_state_dict())
+    loader = DataLoader(
+        Images(work, work.train[cid]), batch_size=work.settings["batch"], shuffle=True
+    )
+    optimiser = torch.optim.SGD(model.parameters(), lr=work.settings["lr"])
+    for x, y in loader:
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        steps += 1
+    return model, steps
 
 
 def received(msg: Message, context: Context) -> tuple[Work, nn.Module, int]:
@@ -62,7 +94,10 @@ def warm(msg: Message, context: Context) -> Message:
 def train(msg: Message, context: Context) -> Message:
     """Train on this client's rows and send the weights back."""
     work, model, cid = received(msg, context)
-    steps = fit(model, work, int(msg.content["config"]["server-round"]) - 1, cid)
+    if msg.content["config"]["plain"]:
+        model, steps = fit_plain(msg, work, cid)
+    else:
+        steps = fit(model, work, int(msg.content["config"]["server-round"]) - 1, cid)
     metrics = MetricRecord({"num-examples": len(work.train[cid]), "steps": steps})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
     return Message(content, reply_to=msg)
