@@ -83,6 +83,15 @@ def test_the_penalty_fades():
         assert p_of(play, 0) == [0.25 - slope / 1024 for slope in slopes]
 
 
+def test_the_rate_of_p_shares_the_runs_decay():
+    """decay 1/2, mu = 0. Round 1 as above: cores (14, 18), p = 1/4, w_0 = 8. Round 2: p_lr = 2^-11
+    and lr = 1/8: p = 1/4 - 8 (14, 18)/2048, c_0 = 14 - 1/8 * 1/4 * 8 = 13.75."""
+    method = replace(apple(), opt=full(0.25, decay=0.5))
+    play = begun(method, rows(0.0), rows(32.0)).round().round()
+    assert p_of(play, 0) == [0.25 - 112 / 2048, 0.25 - 144 / 2048]
+    assert cores(play)[0] == 13.75
+
+
 def test_the_shape_of_the_fading():
     """Cosine, L = 4: 1, (1 + sqrt(1/2))/2, 1/2, (1 - sqrt(1/2))/2, 0, 0. Exponential: from 1 to
     0.001, then 0."""

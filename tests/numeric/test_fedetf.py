@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import exp, log
+from typing import ClassVar
 
 import pytest
 import torch
-from game import Game, Watch, cloud, identity, part, rows
+from game import Game, cloud, identity, part, rows
 from torch import nn
 
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.term import Term
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
@@ -63,9 +65,14 @@ def test_balanced_feature_loss_by_hand(length, gamma, weights):
     assert found == pytest.approx(expected, abs=1e-5)
 
 
-def test_personal_training_has_no_prior():
-    """l_y = log(e^2 + 2 e^-1) - logit_y, with class 2: logits average (3 * 2 - 2)/5 = 4/5."""
-    found = standing().adapt().up[0].metrics["loss"]
+def test_personal_training_is_balanced_first_and_plain_then():
+    """Balanced: as above. Plain: l_y = log(e^2 + 2 e^-1) - logit_y, with class 2: logits average
+    (3 * 2 - 2)/5 = 4/5. The loss logged is that of the last phase."""
+    a, b = 3 * exp(2), 2 * exp(-1)
+    found = standing(alternations=0).adapt().up[0].metrics["loss"]
+    assert found == pytest.approx(-(3 * log(a / (a + b)) + 2 * log(b / (a + b))) / 5, abs=1e-5)
+    still = {"alternations": 1, "simplex_lr": 0.0, "projection_lr": 0.0}
+    found = standing(**still).adapt().up[0].metrics["loss"]
     assert found == pytest.approx(log(exp(2) + 2 * exp(-1)) - 4 / 5, abs=1e-5)
 
 
@@ -83,32 +90,55 @@ def test_the_temperature_is_trained():
 
 
 def test_the_simplex_stands_still_in_rounds_and_moves_in_adaptation():
-    game = Game(FedETF(opt=OPT), mlp(), *CLOUDS)
+    game = Game(FedETF(opt=OPT, alternations=1, turn_epochs=1), mlp(), *CLOUDS)
     vertices = game.program.nets[0].initial["head.vertices"]
     game.round().round(0, 2).round(1, 3)
     assert torch.equal(game.server["model"]["head.vertices"], vertices)
     before = game.server["model"]
     game.adapt()
     final = game.own[0]["final/model"]
-    assert all(not torch.equal(final[k], before[k]) for k in ("body.0.weight", "head.vertices"))
-    assert torch.equal(final["head.beta"], before["head.beta"])
+    assert not any(torch.equal(final[k], before[k]) for k in before)
     assert same(game.server["model"], before)
 
 
-def test_what_adaptation_trains_and_in_which_order():
-    Watch.seen.clear()
-    method = FedETF(opt=OPT, adapt_epochs=2, alternations=2) + Watch()
-    Game(method, mlp(), CLOUDS[2]).adapt()  # one row: a step is an epoch
-    assert [(name, sorted(keys)) for name, _, _, keys in Watch.seen] == [
-        ("features", ["body.0.bias", "body.0.weight"]),
-        ("features", ["body.0.bias", "body.0.weight"]),
-        *[
-            ("simplex", ["head.vertices"]),
-            ("projection", ["projection.1.bias", "projection.1.weight"]),
-        ]
-        * 2,
+@dataclass(frozen=True)
+class WatchedPhases(Term):
+    """Writes down phase, rate and keys at every step."""
+
+    name: ClassVar[str] = "watched_phases"
+    seen: ClassVar[list[tuple[str, float, list[str]]]] = []
+
+    def loss(self, b, s):
+        self.seen.append((s.phase.name, s.lr, sorted(s.keys)))
+        return 0.0
+
+
+def test_what_adaptation_trains_in_which_order_and_how_fast():
+    """E = 2 epochs of all but the simplex; then twice three epochs of the simplex and three of the
+    projection. A client of one row: a step is an epoch."""
+    WatchedPhases.seen.clear()
+    Game(FedETF(opt=OPT, alternations=2) + WatchedPhases(), mlp(), CLOUDS[2]).adapt()
+    body, projection = (
+        [f"{stage}.bias", f"{stage}.weight"] for stage in ("body.0", "projection.1")
+    )
+    turns = [("simplex", 0.1, ["head.vertices"])] * 3 + [("projection", 0.05, projection)] * 3
+    assert WatchedPhases.seen == [("whole", 0.1, [*body, "head.beta", *projection])] * 2 + turns * 2
+
+
+def test_the_published_adaptation_is_the_default():
+    """In the code: E epochs of a round, then 20 times 3 and 3; plain SGD for the simplex."""
+    phases = FedETF(opt=OPT).adapt
+    assert [p.over(OPT).opt.epochs for p in phases] == [2] + [3] * 40
+    assert [(p.over(OPT).opt.lr, p.over(OPT).opt.momentum) for p in phases[:3]] == [
+        (0.1, 0.5),
+        (0.1, 0.0),
+        (0.05, 0.5),
     ]
-    assert FedETF(adapt_epochs=0).adapt == ()
+    assert FedETF(adapt_epochs=0, alternations=0).adapt == ()
+    assert [p.name for p in FedETF(adapt_epochs=0, alternations=1).adapt] == [
+        "simplex",
+        "projection",
+    ]
 
 
 def test_without_a_prior_it_is_fedavg_under_a_frozen_simplex():
@@ -130,7 +160,7 @@ def test_without_a_prior_it_is_fedavg_under_a_frozen_simplex():
 
 @pytest.mark.parametrize("terms", ["fedbr", "dbe", "mixup"])
 def test_terms_go_on_it(terms):
-    game = Game(replace(parse_method(f"fedetf + {terms}"), opt=OPT), mlp(), *CLOUDS)
+    game = Game(replace(parse_method(f"fedetf(alternations=1) + {terms}"), opt=OPT), mlp(), *CLOUDS)
     for plan in game.program.schedule(1):
         game._play(plan, ())
     assert finite(game.server)
@@ -147,5 +177,7 @@ def test_what_cannot_be_is_refused():
         FedETF(beta=0.0)
     with pytest.raises(BadInput, match="0 or more"):
         FedETF(gamma=-1.0)
+    with pytest.raises(BadInput, match="turn_epochs 1 or more"):
+        FedETF(turn_epochs=0)
     with pytest.raises(BadInput, match="as many dimensions"):
         Program(FedETF(dim=2), mlp(), 1)

@@ -149,6 +149,19 @@ def test_local_prototypes_are_the_clients_own_and_nothing_is_sent():
     assert game.server == {"model": {}}
 
 
+def test_local_prototypes_fit_the_model_that_predicts():
+    """f(x) = x; after training the body has changed, here to twice the identity: the prototypes
+    that score it are (4, 2) and (0, 8), not those of the last round. What is kept stays until the
+    round ends."""
+    game = Game(FedProto(align="local", opt=STILL), identity(2, K), A).round()
+    s = game.site(0)
+    s.w["body.weight"] = 2 * torch.eye(2)
+    state = s.method.personalize(s)
+    assert state["fedproto"]["prototypes"].tolist() == [[4.0, 2.0], [0.0, 8.0], [0.0, 0.0]]
+    assert state["fedproto"]["known"].tolist() == [True, True, False]
+    assert s.own["fedproto"]["prototypes"].tolist() == [[2.0, 1.0], [0.0, 4.0], [0.0, 0.0]]
+
+
 def test_the_variants_train_differently():
     kinds = [{}, {"align": "local"}, {"lam": 0.0}]
     ends = [

@@ -74,6 +74,16 @@ def test_scaled_multiplies_the_samples_gaussian_only():
     assert float(s.method.loss(b, s)) - log(3) == pytest.approx(2 - log(2), rel=1e-5)
 
 
+def test_the_prior_may_stay_with_the_clients():
+    """As in the published code."""
+    game = Game(fedsr(shared="* !prior.*"), mlp(), *CLOUDS).round()
+    assert not any(
+        k.startswith("prior") for k in (*game.server["model"], *game.up[0].state["model"])
+    )
+    own = [game.own[i]["model"]["prior.mean"] for i in (0, 1)]
+    assert not torch.equal(*own)
+
+
 def test_the_prior_is_trained_for_the_classes_a_client_holds_and_averaged():
     """Client 1 holds class 1 only: the other rows of r stay at N(0, softplus(1)^2) there; on the
     server every class of the cohort has moved, by the sample-weighted mean."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +15,8 @@ from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.balanced import log_prior
 from fedloom.ops.simplex_etf import simplex_etf
+
+ALL_BUT_SIMPLEX = "* !head.vertices"
 
 
 class SimplexHead(nn.Module):
@@ -40,21 +42,21 @@ class FedETF(Method):
         client i  f, g, beta: E epochs on
                   -log N_y^gamma e^{beta v_y'u} / sum_c N_c^gamma e^{beta v_c'u}   balanced feature
         server    f, g, beta <- sum_i n_i (.)_i / sum_i n_i                        loss
-        personal  f: `adapt_epochs` epochs, g and v fixed
-                  then `alternations` times: v for an epoch, g for an epoch
+        personal  f, g, beta: another E epochs on the balanced loss; then, by plain cross-entropy,
+                  `alternations` times `turn_epochs` epochs of v and as many of g
 
     Hyper-parameters: `gamma` 1.0; `beta` 1.0, where the temperature begins; `dim` None: as many
-    as the features, at least K; `adapt_epochs` 5 and `alternations` 5 (ours; the five papers
-    name none), `adapt_epochs=0` keeps the global model.
+    as the features, at least K. Of the published code: `adapt_epochs` None: E; `alternations` 20
+    of `turn_epochs` 3; `simplex_lr` 0.1, without momentum and weight decay; `projection_lr` 0.05.
+    `adapt_epochs=0, alternations=0` keeps the global model.
 
-    Deviations: personal training has no prior in the softmax (`adapt_gamma` 0): the personal model
-    shall know which classes its client has. A class the client lacks has no part in its balanced
-    softmax.
+    Deviations: all rates share the run's decay, also the last two. A class the client lacks has no
+    part in its balanced softmax.
 
     Leaves the client: body, projection and temperature (and the simplex, which never changes).
 
     >>> [p.name for p in FedETF(alternations=1).adapt]
-    ['features', 'simplex', 'projection']
+    ['whole', 'simplex', 'projection']
     """
 
     name: ClassVar[str] = "fedetf"
@@ -62,31 +64,35 @@ class FedETF(Method):
     gamma: float = 1.0
     beta: float = 1.0
     dim: int | None = None
-    adapt_epochs: int = 5
-    alternations: int = 5
-    adapt_gamma: float = 0.0
+    adapt_epochs: int | None = None
+    alternations: int = 20
+    turn_epochs: int = 3
+    simplex_lr: float = 0.1
+    projection_lr: float = 0.05
 
     def __post_init__(self):
         super().__post_init__()
-        if self.gamma < 0 or self.adapt_gamma < 0:
-            raise BadInput(
-                f"gamma and adapt_gamma are 0 or more, not {self.gamma} and {self.adapt_gamma}"
-            )
+        if self.gamma < 0:
+            raise BadInput(f"gamma is 0 or more, not {self.gamma}")
         if self.beta <= 0:
             raise BadInput(f"beta must be more than 0, not {self.beta}")
+        if min(self.adapt_epochs or 0, self.alternations, self.turn_epochs - 1) < 0:
+            raise BadInput(
+                "fedetf: adapt_epochs and alternations are 0 or more, turn_epochs 1 or more"
+            )
 
     @property
     def phases(self):
-        return (Phase(train="* !head.vertices"),)
+        return (Phase(train=ALL_BUT_SIMPLEX),)
 
     @property
     def adapt(self):
-        if not self.adapt_epochs:
-            return ()
-        first = Phase("features", "* !projection.* !head.*", epochs=self.adapt_epochs)
-        simplex = Phase("simplex", "head.vertices", epochs=1)
-        projection = Phase("projection", "projection.*", epochs=1)
-        return (first, *(simplex, projection) * self.alternations)
+        whole = Phase("whole", ALL_BUT_SIMPLEX, epochs=self.adapt_epochs)
+        bare = Phase("simplex", "head.vertices", momentum=0.0, weight_decay=0.0)
+        simplex = replace(bare, epochs=self.turn_epochs, lr=self.simplex_lr)
+        projection = Phase("projection", "projection.*", self.turn_epochs, lr=self.projection_lr)
+        first = () if self.adapt_epochs == 0 else (whole,)
+        return (*first, *(simplex, projection) * self.alternations)
 
     def extend(self, net, clients):
         width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
@@ -100,7 +106,7 @@ class FedETF(Method):
         net.replace("head", SimplexHead(classes, dims, self.beta))
 
     def loss(self, b, s):
-        gamma = self.gamma if s.phase.name == "local" else self.adapt_gamma
+        gamma = 0.0 if s.phase.name in ("simplex", "projection") else self.gamma
         if (at := (self.name, gamma)) not in s.memo:
             s.memo[at] = log_prior(s.counts, gamma)
         return s.task.loss(b.out[s.net.logits] + s.memo[at], b.target)

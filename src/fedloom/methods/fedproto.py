@@ -31,8 +31,8 @@ class FedProto(Method):
 
     Hyper-parameters: `lam` 1.0 (0.1 for CIFAR-10). `predictor="classifier"`: the client's own
     head predicts; with it FedPAC's appendix C.5 compares `align="global"`, FedProto-G, and
-    `align="local"`, FedProto-L: the prototypes are the client's own of its last round and nothing
-    is communicated. Both predictions are scored, the other one as a view.
+    `align="local"`, FedProto-L: the prototypes are the client's own, in training those of its last
+    round, and nothing is communicated. Both predictions are scored, the other one as a view.
 
     Deviations: the pull is of every sample's features, as in the code; the paper's regulariser
     is of class means. The paper's mean has another factor 1 / (number of clients with class k),
@@ -88,14 +88,16 @@ class FedProto(Method):
             loss = loss + self.lam * (given["known"][b.y][:, None] * gap**2).mean()
         return loss
 
-    def finish(self, s):
+    def _sums(self, s):
         z, y = s.scan(s.net.representation).flatten(1), s.data.train.y.to(s.device)
-        sums, counts = class_sums(z, y, s.data.classes)
+        return dict(zip(("sums", "counts"), class_sums(z, y, s.data.classes), strict=True))
+
+    def finish(self, s):
+        up, found = super().finish(s), self._sums(s)
         if self.align == "local":
-            up = super().finish(s)
-            s.own[self.name] = _renewed(self._given(s), sums, counts)
+            s.own[self.name] = _renewed(self._given(s), **found)
             return up
-        return {**super().finish(s), self.name: {"sums": sums, "counts": counts}}
+        return {**up, self.name: found}
 
     def aggregate(self, r):
         new = super().aggregate(r)
@@ -105,6 +107,8 @@ class FedProto(Method):
 
     def personalize(self, s):
         given = self._given(s)
+        if self.align == "local":  # of the model as it is now, which may have been trained since
+            given = _renewed(given, **self._sums(s))
         usable = bool(given) and bool(given["known"].any())
         return {**super().personalize(s), **({self.name: given} if usable else {})}
 
