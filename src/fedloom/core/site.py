@@ -68,6 +68,26 @@ class _Loop:
     batches: int = 0
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What a scan's outcome depends on; holds the tensors, so that none is taken for another."""
+
+    stages: list[str]
+    split: Split
+    weights: list[tuple[Tensor, int]]
+    """With their versions: a tensor may be changed in place."""
+
+    def same(self, other: _Asked) -> bool:
+        """Would the other give the same?"""
+        pairs = zip(self.weights, other.weights, strict=False)
+        return (
+            self.stages == other.stages
+            and self.split is other.split
+            and len(self.weights) == len(other.weights)
+            and all(a is b and v == u for (a, v), (b, u) in pairs)
+        )
+
+
 class Site:
     """What a client's hooks see.
 
@@ -98,6 +118,7 @@ class Site:
         self.terms: tuple[Term, ...] = () if special else self.method.terms
         self._fits = {"model": 0, "second": 0}
         self._loop: _Loop | None = None
+        self._scanned: tuple[_Asked, dict[str, Tensor]] | None = None
         if visit.own is None:
             for part in self.method.parts:
                 self.own |= place_state(part.client_init(self), self.device)
@@ -167,14 +188,27 @@ class Site:
         return self._scan([stage], tree, rows)[stage]
 
     @torch.no_grad()
-    def _scan(self, stages: Sequence[str], w: Tree, split: Split) -> dict[str, Tensor]:
-        """Outputs of stages, each on the way to the last of them."""
+    def _scan(self, stages: list[str], w: Tree, split: Split) -> dict[str, Tensor]:
+        """Outputs of stages, each on the way to the last of them.
+
+        The last scan is remembered: FedPAC looks at the features that its frozen body then feeds
+        to the head.
+        """
+        path = set(self.net.path_to(stages[-1]))
+        asked = _Asked(
+            stages, split, [(v, v._version) for k, v in w.items() if stage_of(k) in path]
+        )
+        if self._scanned is not None and self._scanned[0].same(asked):
+            return dict(self._scanned[1])
         parts: dict[str, list[Tensor]] = {stage: [] for stage in stages}
         for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
             out = self.net(w, place(split.x(rows), self.device), want=stages[-1])
             for stage in stages:
                 parts[stage].append(out[stage])
-        return {stage: torch.cat(outputs) for stage, outputs in parts.items()}
+        found = {stage: torch.cat(outputs) for stage, outputs in parts.items()}
+        drawn = any(map(self.net.draws, path))
+        self._scanned = None if drawn else (asked, found)
+        return dict(found)
 
     # ------------------------------------------------------------------ the loop
 
@@ -198,13 +232,15 @@ class Site:
         # not move the first one's: Ditto's global model is FedAvg's, bit for bit.
         tag = (which, self._fits[which])
         outer = (self.w, self.terms, self._loop)
-        self.w = clone(self.w if w is None else w)
+        begin = self.w if w is None else w
+        self.w = clone(begin)
         self.terms = self.terms if terms is None else tuple(terms)
         schedule = phase.over(self.opt, self.plan.t)
         self._loop = loop = self._prepare(schedule, which)
         if plain:
             loop.corrections = []
         with rng_scope(*self.plan.key, self.cid, "layers", *tag):
+            loop.fixed = self._fixed_outputs(loop, begin)
             self._train(schedule, tag, plain)
         trained = {k: v.detach() for k, v in self.w.items()}
         if w is None:
@@ -248,7 +284,6 @@ class Site:
 
     def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
         loop = self._running
-        loop.fixed = self._fixed_outputs(loop)
         order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
         for batches in schedule.epochs(len(self.data.train), order):
             for b in self._gathered(batches, augment):
@@ -283,7 +318,7 @@ class Site:
         """How many numbers the inputs of a batch are."""
         return len(batch) * math.prod(self.net.shape)
 
-    def _fixed_outputs(self, loop: _Loop) -> dict[str, Tensor]:
+    def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """A frozen body is run once over the data and not at every step.
 
         Only where nothing can tell: no part changes inputs or adds a loss of its own, no
@@ -296,7 +331,7 @@ class Site:
         width = sum(self.net.shape_of(stage).numel() for stage in stages)
         if not stages or width * len(self.data.train) > FIXED_NUMBERS:
             return {}
-        return self._scan(stages, self.w, self.data.train)
+        return self._scan(stages, w, self.data.train)
 
     def _is_fixed(self, stage: str) -> bool:
         modes = self._running.modes

@@ -123,12 +123,12 @@ class Block(Site):
             x, y, idx = (torch.stack([getattr(b, of) for b in each]) for of in ("x", "y", "idx"))
             yield Batch(x, y, idx, y)
 
-    def _fixed_outputs(self, loop: _Loop) -> dict[str, Tensor]:
+    def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """Member by member: over all rows of one client at once, as it does alone."""
         found = []
         for member in self.members:
             member._loop = loop
-            found.append(member._fixed_outputs(loop))
+            found.append(member._fixed_outputs(loop, member.w))
             member._loop = None
         return {stage: torch.stack([f[stage] for f in found]) for stage in found[0]}
 
