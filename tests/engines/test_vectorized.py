@@ -36,8 +36,8 @@ from helpers import digest, digits
 # Nine equal clients (a block of eight and one left over), two unlike ones.
 HOLDINGS = (*(((i, (i + 1) % 10, (i + 2) % 10), 18) for i in range(9)), ((3, 4), 25), ((5,), 1))
 ALONE = {"dualfed", "fedbn", "fedcr", "fedpac", "ditto", "prbm"}
+"""Parts with layers or loops of their own."""
 JOIN = {"fedavg", "fedper", "fedrep", "fedbabu", "lg_fedavg", "fedavg_ft", "local"}
-"""Parts with layers or loops of their own; terms with a loss are found by themselves."""
 ASK = Ask(("trained",), ("test", "val"))
 
 

@@ -89,6 +89,17 @@ def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
     assert calls["head"] == 4 * 10 + 10 + evaluated
 
 
+def test_features_that_were_just_looked_at_are_not_computed_again(calls: Counter) -> None:
+    """FedPAC scans the received body for its statistics; the head's epoch reads the same features.
+    A client: that scan, its body's steps (10 in all), a scan of the trained body."""
+    made = experiment("fedpac", rounds=1, protocol="dualfed")
+    calls.clear()
+    start(made, Inline())
+    evaluated = 4
+    assert calls["body"] == 4 + 10 + 4 + evaluated
+    assert calls["head"] == 10 + 10 + evaluated
+
+
 class Copies(TorchDispatchMode):
     """Bytes that torch copies from tensor to tensor."""
 

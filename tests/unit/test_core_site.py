@@ -457,6 +457,21 @@ def test_scan_is_the_whole_training_set_in_order_in_evaluation_mode() -> None:
     assert not s.scan("head").requires_grad
 
 
+def test_a_scan_is_remembered_until_a_weight_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in place; and other rows, another stage or another tree are other questions."""
+    s, runs, run = site(), [], Net._run
+    monkeypatch.setattr(Net, "_run", lambda *a: (runs.append(a[2]), run(*a))[1])
+    first = s.scan("body")
+    assert torch.equal(s.scan("body"), first)
+    assert runs == ["body"]
+    s.w["body.0.bias"].add_(1.0)
+    assert not torch.equal(s.scan("body"), first)
+    s.scan("body", split=s.data.test)
+    s.scan("body", clone(s.w))
+    s.scan("head")
+    assert runs == ["body"] * 5 + ["head"]
+
+
 def test_counts_have_a_place_for_every_class() -> None:
     """Rows of class 1, 1, 3 of five classes."""
     data = SIX.client(0)
