@@ -65,12 +65,13 @@ def test_one_client_by_hand():
 
 
 def test_two_clients_in_the_order_of_their_ids():
-    """Then client 1, d = 1 from the theta it was sent, at the new W: W - 1/2 (2, 0) = (0.5, 2.5),
-    b = 1, v_1 = (2, 0) - 1/2 (1.5, 2.5) = (1.25, -1.25)."""
+    """Then client 1 at the new W: h makes 1.5 * 2 + 1.5 = 4.5 for it now and it came to 2, so
+    d = 2.5: W - 1/2 * 2.5 (2, 0) = (-1, 2.5), b = 1.5 - 1.25, v_1 = (2, 0) - 1.25 (1.5, 2.5).
+    From the 3 that it was sent d would be 1, and steps of many clients would pile up."""
     assert held(begun().round()) == {
-        "0.weight": [[0.5, 2.5]],
-        "0.bias": [1.0],
-        "embedding": [[1.5, 2.0], [1.25, -1.25]],
+        "0.weight": [[-1.0, 2.5]],
+        "0.bias": [0.25],
+        "embedding": [[1.5, 2.0], [0.125, -3.125]],
     }
 
 

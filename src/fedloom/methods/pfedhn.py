@@ -30,9 +30,9 @@ class PFedHN(Method):
         server    g = J' (theta_i - theta_i'), J the Jacobian of h(v_i; phi) in (phi, v_i)
                   (phi, v_i) <- (phi, v_i) - alpha g, |g| at most 50
 
-    Several clients' steps follow one another in the order of their ids, each with the theta_i that
-    was sent, so a large cohort wants a smaller alpha; `together`: one step by the mean of their
-    products. A newcomer's embedding is the mean of all. BatchNorm layers stay with the client:
+    Several clients' steps follow one another in the order of their ids, each from what h makes of
+    v_i by then (from what was sent, the steps of 20 clients pile up and diverge); `together`: one
+    step by the mean of their products. A newcomer's embedding is the mean of all. BatchNorm layers stay with the client:
     h's outputs begin near 0, and a layer whose scales do hardly passes anything on.
 
     Hyper-parameters: `server_lr` alpha 0.01 (FedPAC: server and client 0.01), `depth` 3 and
@@ -127,9 +127,9 @@ class PFedHN(Method):
         return {self.name: state}
 
     def _stepped(self, r, state, cids):
-        """One step by the mean over these clients of J' (sent - trained)."""
+        """One step by the mean over these clients of J' (theta - trained)."""
         phi = {k: v for k, v in state.items() if not k.startswith(VELOCITY)}
-        fall = torch.stack([self._fall(r, cid) for cid in cids]) / len(cids)
+        fall = torch.stack([self._fall(r, phi, cid) for cid in cids]) / len(cids)
         g = pulled_back(
             lambda p: torch.stack([self._weights(r, p, cid) for cid in cids]), phi, fall
         )
@@ -143,8 +143,7 @@ class PFedHN(Method):
             new[k] = v - self.server_lr * way
         return new
 
-    def _fall(self, r, cid):
-        """theta_i as sent less theta_i as trained."""
-        trained = r.ups[cid].state["model"]
-        sent = self._weights(r, r.server[self.name], cid)
-        return sent - torch.cat([trained[k].flatten().to(sent.dtype) for k in self._made(r.net)])
+    def _fall(self, r, phi, cid):
+        """theta_i as it is made now less theta_i as trained."""
+        trained, now = r.ups[cid].state["model"], self._weights(r, phi, cid)
+        return now - torch.cat([trained[k].flatten().to(now.dtype) for k in self._made(r.net)])
