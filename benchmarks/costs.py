@@ -1,6 +1,6 @@
 """Measure what every method costs beside FedAvg; `fedloom list` shows the result.
 
-    python benchmarks/costs.py                        # all, about five minutes on a quiet core
+    python benchmarks/costs.py                        # all, a few minutes on a quiet core
     python benchmarks/costs.py fedper scaffold        # these only; the others' entries stay
     python benchmarks/costs.py --data fashion_mnist --out costs-fashion.json
 
@@ -25,7 +25,7 @@ from fedloom.runs.folder import current_versions, write_json
 from fedloom.traffic import runnable
 
 OUT = Path(__file__).parents[1] / "src/fedloom/methods/costs.json"
-ROUNDS, TURNS = 4, 5
+ROUNDS, TURNS = 4, 3
 SETTINGS: dict[str, dict[str, Any]] = {
     "digits": {"partition": "dirichlet(alpha=0.3)"},
     "fashion_mnist": {
