@@ -32,8 +32,8 @@ class PFedHN(Method):
 
     Several clients' steps follow one another in the order of their ids, each from what h makes of
     v_i by then (from what was sent, the steps of 20 clients pile up and diverge); `together`: one
-    step by the mean of their products. A newcomer's embedding is the mean of all. BatchNorm layers stay with the client:
-    h's outputs begin near 0, and a layer whose scales do hardly passes anything on.
+    step by the mean of their products. A newcomer's embedding is the mean of all. BatchNorm layers
+    stay with the client: h's outputs begin near 0, and such scales hardly pass anything on.
 
     Hyper-parameters: `server_lr` alpha 0.01 (FedPAC: server and client 0.01), `depth` 3 and
     `width` 100 of h, `embedding` None: 1 + N/4, `server_clip` 50 (0: none), `server_momentum` 0.9
