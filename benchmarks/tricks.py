@@ -33,7 +33,7 @@ from fedloom.runs.folder import current_versions, write_json
 from fedloom.runs.launch import start
 
 RESULTS = Path(__file__).parent / "results" / "tricks.json"
-STEPS, REPEATS = 60, 9
+STEPS, REPEATS = 60, 7
 
 Way = Callable[[], object]
 Trick = Callable[[], tuple[Way, Way]]
