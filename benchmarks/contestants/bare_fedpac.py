@@ -12,7 +12,7 @@ import time
 import torch
 import torch.multiprocessing as mp
 import torch.nn.functional as F
-from bare import unflatten
+from crew import Crew, unflatten
 from torch import Tensor, nn
 from work import Work, arguments, load, network, report
 
@@ -91,38 +91,21 @@ def main() -> None:
     torch.set_num_threads(1)
     work = Work.read(args.work)
     sizes = [float(len(rows)) for rows in work.train]
-    shared = torch.cat([v.reshape(-1) for v in work.initial.values()]).share_memory_()
-    results = torch.zeros(len(sizes), len(shared)).share_memory_()
-    context = mp.get_context("spawn")
-    jobs, done = context.Queue(), context.Queue()
-    state = (args.work, shared, results, jobs, done)
-    workers = [context.Process(target=worker, args=state) for _ in range(args.workers)]
-    for process in workers:
-        process.start()
-    for _ in workers:  # started and loaded, before the clock runs
-        jobs.put((0, None, []))
-    for _ in workers:
-        done.get()
+    crew = Crew(worker, args.work, work, args.workers, warm_up=(0, None, []))
     given = torch.zeros(10, 128)
     seconds = []
     for t, cohort in enumerate(work.cohorts):
         begun = time.perf_counter()
-        for cid in sorted(cohort, key=lambda i: -len(work.train[i])):
-            jobs.put((t, cid, given.tolist()))
-        found = [done.get() for _ in cohort]
-        total = torch.zeros(len(shared), dtype=torch.float64)
-        for cid in sorted(cohort):
-            total.add_(results[cid].double(), alpha=sizes[cid])
-        shared.copy_(total / sum(sizes[i] for i in cohort))
+        for cid in sorted(cohort, key=lambda i: -sizes[i]):
+            crew.jobs.put((t, cid, given.tolist()))
+        found = [crew.done.get() for _ in cohort]
+        crew.average(cohort, sizes)
         means = torch.tensor([f[3] for f in found])
         counts = torch.tensor([f[4] for f in found])
         given = (means * counts[..., None]).sum(0) / counts.sum(0).clamp_min(1)[:, None]
         seconds.append(time.perf_counter() - begun)
-    for _ in workers:
-        jobs.put(None)
-    for process in workers:
-        process.join()
-    report(seconds, unflatten(shared, work))
+    crew.end()
+    report(seconds, unflatten(crew.shared, work))
 
 
 if __name__ == "__main__":

@@ -37,15 +37,6 @@ class Classifier(nn.Module):
         return {}
 
 
-def steps_of(work: Work) -> list[int]:
-    """Steps of every round that the exported batches stand for."""
-    size = work.settings["batch"]
-    return [
-        sum(-(-len(order) // size) for i in cohort for order in work.orders[t, i])
-        for t, cohort in enumerate(work.cohorts)
-    ]
-
-
 def run(work: Work, layout: torch.memory_format) -> None:
     """All rounds in this process, which may be one of several."""
     # pfl joins its group of processes when it is imported.
@@ -125,8 +116,8 @@ def run(work: Work, layout: torch.memory_format) -> None:
     )
     taken = torch.tensor(timer.steps).diff()
     steps = [int(n) for n in distributed.all_reduce([taken])[0]]
-    if steps != steps_of(work):
-        sys.exit(f"pfl trained {steps} steps instead of {steps_of(work)}.")
+    if steps != work.steps:
+        sys.exit(f"pfl trained {steps} steps instead of {work.steps}.")
     if distributed.global_rank == 0:
         seconds = [b - a for a, b in pairwise(timer.marks)]
         report(seconds, list(module.body.parameters()), accuracy=None, steps=steps)

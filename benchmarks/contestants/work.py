@@ -56,6 +56,15 @@ class Work:
             },
         )
 
+    @property
+    def steps(self) -> list[int]:
+        """Steps of every round that the exported batches stand for."""
+        size = self.settings["batch"]
+        return [
+            sum(-(-len(order) // size) for i in cohort for order in self.orders[t, i])
+            for t, cohort in enumerate(self.cohorts)
+        ]
+
     def inputs(self, rows: Tensor, layout: torch.memory_format = torch.channels_last) -> Tensor:
         """Normalised images, channels last unless said otherwise."""
         scale, offset = self.settings["scale"], self.settings["offset"]

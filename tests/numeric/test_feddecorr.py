@@ -112,4 +112,6 @@ def test_ranges():
 
 
 def test_composes():
+    """And has its say in the sum."""
     runs_with_fedbr_and_dbe("fedavg", "feddecorr")
+    assert not same(model("fedavg + feddecorr + dbe"), model("fedavg + dbe"))

@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 
 from fedloom.runs.checkpoint import Checkpoints
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.journal import Journal
 from fedloom.runs.launch import run
 from fedloom.runs.scores import Record
-from helpers import fedloom, finish, start_fedloom, wait_until
+from helpers import StopAt, fedloom, finish, start_fedloom, wait_until
 
 ROUNDS = 40
 # Personal heads and control variates: a state on the server and at every client.
@@ -40,24 +39,6 @@ WALL_CLOCK = ("seconds", "activities")
 needs_proc = pytest.mark.skipif(
     not Path("/proc/self/task").exists(), reason="finds child processes in Linux's /proc"
 )
-
-
-class StopAt:
-    """Ctrl-C after so many rounds."""
-
-    def __init__(self, done: int) -> None:
-        self.left = done
-
-    def begun(self, experiment: Experiment, done: int) -> None:
-        pass
-
-    def step(self, record: Record) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def ended(self, summary: Record) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")

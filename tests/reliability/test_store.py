@@ -20,10 +20,9 @@ from fedloom.core.tree import State, nbytes
 from fedloom.errors import CheckpointError
 from fedloom.runs import store
 from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.launch import run
-from fedloom.runs.scores import Record
 from fedloom.runs.store import TENSOR_BYTES, ClientStates
+from helpers import StopAt
 
 IDS = st.integers(0, 12)
 PUTS = st.tuples(st.just("put"), IDS, st.integers(0, 600))
@@ -228,24 +227,6 @@ SETTINGS: dict[str, Any] = {
     "checkpoint_every": 2,
     "seed": 3,
 }
-
-
-class StopAt:
-    """Ctrl-C after so many rounds."""
-
-    def __init__(self, done: int) -> None:
-        self.left = done
-
-    def begun(self, experiment: Experiment, done: int) -> None:
-        pass
-
-    def step(self, record: Record) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise KeyboardInterrupt
-
-    def ended(self, summary: Record) -> None:
-        pass
 
 
 @pytest.fixture

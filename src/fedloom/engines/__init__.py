@@ -77,7 +77,7 @@ def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as e:
+    except (RuntimeError, AssertionError, NotImplementedError) as e:  # torch raises all of these
         reason = str(e).splitlines()[0]
         raise BadInput(f"device {name!r} cannot be used here ({reason}); use device cpu") from None
     return device
