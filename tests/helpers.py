@@ -24,6 +24,7 @@ from torch import Generator, Tensor, nn
 
 from fedloom.core.client import client
 from fedloom.core.data import ClientData
+from fedloom.core.digest import state_sha256
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.net import Net
 from fedloom.core.program import Program
@@ -33,7 +34,6 @@ from fedloom.core.site import Visit
 from fedloom.core.tree import State, Tree
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
-from fedloom.runs.checkpoint import state_sha256
 
 # ------------------------------------------------------------------ data
 

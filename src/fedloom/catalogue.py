@@ -243,6 +243,12 @@ def _engines() -> list[Entry]:
             "name": "vectorized",
             "what it does": "This process, small equal clients in blocks; the same bytes.",
         },
+        {"name": "ray", "what it does": "`workers` actors on a Ray cluster; the same bytes."},
+        {
+            "name": "flower",
+            "what it does": "This process, every message through Flower's encoding, as a"
+            " rehearsal of `fedloom deploy`; the same bytes.",
+        },
     ]
 
 

@@ -52,7 +52,7 @@ PANELS = {
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
     " weight_decay clip decay drop_last replacement seed",
     "Evaluation": "protocol eval_every",
-    "Where it runs": "engine workers device memory checkpoint_every out",
+    "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out",
 }
 DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
 """The keys that decide a partition, beside its seed."""

@@ -30,6 +30,10 @@ class TrainingError(FedloomError):
     """Local training broke down at a named client and round (a loss that is not finite)."""
 
 
+class TooFewClients(FedloomError):
+    """A round that fewer clients answered than it needs."""
+
+
 class LeakError(FedloomError):
     """A tensor was about to go, or be written, where its declaration does not allow."""
 

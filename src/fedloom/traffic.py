@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from fedloom.core.client import client
-from fedloom.core.data import ClientData
+from fedloom.core.data import ClientData, HeldRows
 from fedloom.core.evaluate import FINAL
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
@@ -90,21 +90,6 @@ def traffic_of(expression: str) -> Traffic:
 # ------------------------------------------------------------------ the tiny federation
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """A split held in memory."""
-
-    inputs: Tensor
-    y: Tensor
-    augmented = False
-
-    def __len__(self) -> int:
-        return len(self.y)
-
-    def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
-        return self.inputs[idx]
-
-
 def _net() -> Net:
     """A body with BatchNorm, and a head."""
     with rng_scope("traffic"):
@@ -115,7 +100,7 @@ def _net() -> Net:
 def _data(cid: int) -> ClientData:
     """Two classes of all."""
     inputs = torch.randn(ROWS, INPUTS, generator=generator("traffic", cid))
-    rows = _Rows(inputs, (torch.arange(ROWS) % 2 + cid) % CLASSES)
+    rows = HeldRows(inputs, (torch.arange(ROWS) % 2 + cid) % CLASSES)
     return ClientData(rows, rows, rows, CLASSES)
 
 

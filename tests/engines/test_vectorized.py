@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -44,8 +45,8 @@ ASK = Ask(("trained",), ("test", "val"))
 class Always(Vectorized):
     """No time passes, so that only bytes decide."""
 
-    def open(self, program: Program, data: Federation) -> None:
-        super().open(program, data)
+    def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
+        super().open(program, data, folder)
         self.blocks = Blocks(clock=lambda: 0.0)
 
 

@@ -26,10 +26,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.core.digest import state_sha256
 from fedloom.core.tree import State
 from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs import checkpoint, store
-from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
+from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.store import records
 
 CLIENTS = 8

@@ -27,6 +27,21 @@ class Split(Protocol):
 
 
 @dataclass(frozen=True)
+class HeldRows:
+    """A split whose inputs are one tensor."""
+
+    inputs: Tensor
+    y: Tensor
+    augmented = False
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
+        return self.inputs[idx]
+
+
+@dataclass(frozen=True)
 class ClientData:
     """One client's data. `val` and `test` are None where the partition made none."""
 
@@ -50,6 +65,10 @@ class Federation(Protocol):
 
     @property
     def classes(self) -> int: ...
+
+    @property
+    def kind(self) -> str:
+        """What an input is: image, signal, table or text."""
 
     @property
     def shared_tests(self) -> Mapping[str, Split]:

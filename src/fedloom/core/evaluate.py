@@ -107,7 +107,7 @@ def evaluate(visit: Visit, ask: Ask) -> dict[str, Score]:
     scores: dict[str, Score] = {}
     for moment in ask.moments:
         with timed("evaluation"), rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
-            state = _model_at(visit, moment, ask.model)
+            state = model_at(visit, moment, ask.model)
             scores |= score_client(visit.program, visit.cid, visit.data, state, moment, ask)
     return scores
 
@@ -151,7 +151,8 @@ def global_state(program: Program, server: State) -> State:
     return {METHOD: {**program.nets[0].tree(), **server.get(METHOD, {})}}
 
 
-def _model_at(visit: Visit, moment: Moment, model: str) -> State:
+def model_at(visit: Visit, moment: Moment, model: str = "personal") -> State:
+    """The model of a moment, trained on copies where it needs training."""
     method = visit.program.method
     if model == "global":
         return place_state(global_state(visit.program, visit.down.state), visit.device)

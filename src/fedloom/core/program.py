@@ -58,15 +58,19 @@ class Program:
         plans = self.method.schedule(rounds)
         return [replace(p, seed=self.seed, clients=self.clients) for p in plans]
 
-    def cohort(self, plan: Plan, participation: float) -> list[int]:
-        """Who takes part in a round: a seeded sample in id order, at least one client."""
-        if plan.cohort == "all":
-            return list(range(self.clients))
+    def cohort(
+        self, plan: Plan, participation: float, present: Sequence[int] | None = None
+    ) -> list[int]:
+        """Who takes part in a round: a seeded sample in id order, at least one client.
+
+        Drawn from those who are present (by default all), as many as of all clients.
+        """
+        there = range(self.clients) if present is None else present
         k = max(1, round(participation * self.clients))
-        if k >= self.clients:
-            return list(range(self.clients))
-        drawn = torch.randperm(self.clients, generator=generator(self.seed, plan.t, "cohort"))
-        return sorted(drawn[:k].tolist())
+        if plan.cohort == "all" or k >= len(there):
+            return list(there)
+        drawn = torch.randperm(len(there), generator=generator(self.seed, plan.t, "cohort"))
+        return sorted(there[i] for i in drawn[:k].tolist())
 
     def owner(self, plan: Plan) -> Term:
         """The part a special round belongs to."""

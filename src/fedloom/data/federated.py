@@ -104,6 +104,16 @@ class FederatedData:
         """Number of classes."""
         return self.source.classes
 
+    @property
+    def kind(self) -> Kind:
+        """What an input is."""
+        return self.source.kind
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of token ids of text; 0 otherwise."""
+        return self.source.vocabulary
+
     def client(self, cid: int) -> ClientData:
         """One client's splits; nothing is read before rows are asked for."""
         if not 0 <= cid < len(self):

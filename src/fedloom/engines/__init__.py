@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -30,32 +32,60 @@ JobOf = Callable[[int], Job]
 """Makes a client's job when an engine is ready for it, so that few exist at a time."""
 
 
+@dataclass(frozen=True)
+class Absent:
+    """In place of an upload: the client was asked, and no answer counts."""
+
+    why: str
+
+
 class Engine(Protocol):
-    """Answers arrive in any order; whoever consumes them orders them."""
+    """Answers arrive in any order; whoever consumes them orders them.
 
-    @property
-    def elsewhere(self) -> Stopwatch:
-        """Seconds by activity of the engine's other processes, all together."""
+    A class that names this one as its base has the defaults of an engine on one machine.
+    """
 
-    def open(self, program: Program, data: Federation) -> None:
-        """Get ready for a run; an engine may be opened for one run after another."""
+    elsewhere: Stopwatch
+    """Seconds by activity of the engine's other processes, all together."""
+    keeps_states: bool = False
+    """What clients keep stays where they are, and jobs and answers hold a receipt for it
+    (`core.receipt`). Such a place holds only the newest two, so every step is checkpointed."""
+
+    def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
+        """Get ready for a run; an engine may be opened for one run after another.
+
+        `folder` is the run's, if it has one.
+        """
+
+    def present(self, clients: int) -> Sequence[int]:
+        """Who of so many clients can be asked now, in id order."""
+        return range(clients)
 
     def clients(
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
-    ) -> Iterator[tuple[int, Up, State]]:
+    ) -> Iterator[tuple[int, Up | Absent, State]]:
         """Every client's answer: (id, what goes up, what the client keeps)."""
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
     ) -> Iterator[tuple[int, dict[str, Score]]]:
-        """Every client's scores by "moment/split"."""
+        """Scores by "moment/split" of every client that answers."""
 
     def close(self) -> None:
         """Let go of processes and memory."""
 
 
-def make_engine(name: str, workers: int = 2, device: str = "cpu") -> Engine:
-    """An engine by name: `inline`, `pool` or `vectorized`."""
+ENGINES = ("inline", "pool", "vectorized", "ray", "flower")
+
+
+def make_engine(
+    name: str,
+    workers: int = 2,
+    device: str = "cpu",
+    *,
+    ray_address: str | None = None,
+) -> Engine:
+    """An engine by name, one of `ENGINES`."""
     at = check_device(device)
     if name == "inline":
         from fedloom.engines.inline import Inline
@@ -69,7 +99,27 @@ def make_engine(name: str, workers: int = 2, device: str = "cpu") -> Engine:
         from fedloom.engines.vectorized import Vectorized
 
         return Vectorized(at)
-    raise UnknownName("engine", name, ["inline", "pool", "vectorized"])
+    if name == "ray":
+        from fedloom.engines.ray import Ray
+
+        return Ray(workers, at, ray_address)
+    if name == "flower":
+        with needs_extra("flower"):
+            from fedloom.engines.flower import InProcess
+
+        return InProcess(at)
+    raise UnknownName("engine", name, ENGINES)
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Imports that only an optional part of the installation makes possible."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        raise BadInput(
+            f"{name} is not installed here ({e.name} is missing); pip install 'fedloom[{name}]'"
+        ) from None
 
 
 def check_device(name: str) -> torch.device:

@@ -55,16 +55,33 @@ def opened(head: dict[str, Any], states: list[State]) -> list[Job]:
     ]
 
 
+def named(ids: Sequence[int]) -> str:
+    """The clients of a message, for people.
+
+    >>> named([3]), named([3, 1, 4])
+    ('client 3', 'clients 1, 3, 4')
+    """
+    some = ", ".join(map(str, sorted(ids)[:5])) + (" ..." if len(ids) > 5 else "")
+    return f"client{'s' if len(ids) > 1 else ''} {some}"
+
+
 def portions(
-    ids: Sequence[int], job: JobOf, size: Callable[[int], int], workers: int
+    ids: Sequence[int],
+    job: JobOf,
+    size: Callable[[int], int],
+    workers: int,
+    everybody: int = 0,
 ) -> Iterator[list[Job]]:
-    """The jobs in portions that shrink towards the end, so that all workers end together."""
+    """The jobs in portions that shrink towards the end, so that all workers end together.
+
+    `everybody` is how many clients the round has, where `ids` are only some of them.
+    """
     if not ids:
         return
     work, first = sum(map(size, ids)), job(ids[0])
     portion: list[Job] = []
     rows = carried = 0
-    for cid in _order(ids, len(ids) * nbytes(first.down.state), size):
+    for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
         made = first if cid == first.cid else job(cid)  # each is asked for once
         weight = nbytes(made.down.state) + nbytes(made.own or {})
         enough = rows * SHARES * workers >= work or len(portion) == MOST_CLIENTS

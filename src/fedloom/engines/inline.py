@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 
@@ -14,17 +15,17 @@ from fedloom.core.program import Program
 from fedloom.core.site import CPU, Visit
 from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
-from fedloom.engines import Job, JobOf
+from fedloom.engines import Engine, Job, JobOf
 
 
-class Inline:
+class Inline(Engine):
     """Plain calls, nothing else."""
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
         self.elsewhere = Stopwatch()  # nobody is
 
-    def open(self, program: Program, data: Federation) -> None:
+    def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._program, self._data = program, data
 
     def clients(

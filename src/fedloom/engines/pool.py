@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from fedloom import errors
 from fedloom.core.data import Federation, size_of
 from fedloom.core.evaluate import Ask, Score
 from fedloom.core.message import Up
@@ -26,10 +26,10 @@ from fedloom.core.program import Program
 from fedloom.core.site import CPU
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
-from fedloom.engines import JobOf
-from fedloom.engines.bundle import Bundle, portions
+from fedloom.engines import Engine, JobOf
+from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.freight import receive, send
-from fedloom.engines.worker import serve
+from fedloom.engines.worker import rebuilt, serve
 from fedloom.errors import BadInput, FedloomError
 
 
@@ -37,7 +37,7 @@ class WorkerLost(FedloomError):
     """A worker process ended without an answer."""
 
 
-class Pool:
+class Pool(Engine):
     """Persistent worker processes, started on first use and kept from run to run."""
 
     def __init__(self, workers: int = 2, device: torch.device = CPU) -> None:
@@ -49,7 +49,7 @@ class Pool:
         """Who works for which clients; not empty between two rounds only after an error."""
         self.elsewhere = Stopwatch()
 
-    def open(self, program: Program, data: Federation) -> None:
+    def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         if self._busy:
             self.close()  # or answers of the run that broke down would be taken for this one's
         if not self._processes:
@@ -111,7 +111,7 @@ class Pool:
             with timed("waiting"):
                 answered = [link for link in wait(list(busy)) if isinstance(link, Connection)]
             for link in answered:
-                answer = self._hear(link, _named(busy[link]))
+                answer = self._hear(link, named(busy[link]))
                 del busy[link]
                 if ready is not None:  # its next work before our own
                     self._post(link, ready)
@@ -124,14 +124,14 @@ class Pool:
 
     def _post(self, link: Connection, bundle: Bundle) -> None:
         self._busy[link] = bundle.ids
-        with timed("transfer"), self._on_the_line(link, f"taking {_named(bundle.ids)}"):
+        with timed("transfer"), self._on_the_line(link, f"taking {named(bundle.ids)}"):
             send(link, bundle.head, bundle.states)
 
     def _hear(self, link: Connection, doing: str) -> tuple[list[Any], list[State]]:
         with timed("transfer"), self._on_the_line(link, doing):
             head, states = receive(link)
             if "error" in head:
-                raise _rebuilt(head)
+                raise rebuilt(head)
             self.elsewhere.add(head["seconds"])
             return head["answers"], states
 
@@ -160,23 +160,3 @@ def _deaf_to_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _named(ids: Sequence[int]) -> str:
-    """The clients of a message, for people.
-
-    >>> _named([3]), _named([3, 1, 4])
-    ('client 3', 'clients 1, 3, 4')
-    """
-    some = ", ".join(map(str, sorted(ids)[:5])) + (" ..." if len(ids) > 5 else "")
-    return f"client{'s' if len(ids) > 1 else ''} {some}"
-
-
-def _rebuilt(head: dict[str, Any]) -> Exception:
-    """The worker's error: the user's errors keep their class, others carry the trace."""
-    kind = getattr(errors, head["error"], None)
-    if isinstance(kind, type) and issubclass(kind, FedloomError):
-        error = FedloomError.__new__(kind)
-        error.args = (head["message"],)
-        return error
-    return RuntimeError(f"{head['error']} in a worker process: {head['message']}\n{head['trace']}")

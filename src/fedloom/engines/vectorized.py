@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 import torch
 
@@ -135,8 +136,8 @@ class Blocks:
 class Vectorized(Inline):
     """The reference engine, in blocks."""
 
-    def open(self, program: Program, data: Federation) -> None:
-        super().open(program, data)
+    def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
+        super().open(program, data, folder)
         self.blocks = Blocks()
 
     def clients(

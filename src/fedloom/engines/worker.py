@@ -1,4 +1,4 @@
-"""The other side of the pool: one process that answers jobs until its link closes."""
+"""The other side of an engine: one process that answers bundles; here, until its link closes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fedloom import errors
 from fedloom.core.data import Federation, data_of
 from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.program import Program
@@ -20,13 +21,14 @@ from fedloom.engines import Job
 from fedloom.engines.bundle import opened
 from fedloom.engines.freight import receive, send
 from fedloom.engines.vectorized import Blocks
+from fedloom.errors import FedloomError
 
 
 def serve(link: Connection) -> None:
     """Answer until the other end is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     torch.set_num_threads(1)
-    worker: _Worker | None = None
+    worker: Worker | None = None
     while True:
         try:
             with timed("waiting"):
@@ -34,7 +36,7 @@ def serve(link: Connection) -> None:
             with timed("transfer"):
                 head, states = receive(link)
             if isinstance(head, tuple):
-                worker = _Worker(*head)
+                worker = Worker(*head)
                 timed.drain()  # what it took to start
                 reply(link, [])
             elif worker is not None:
@@ -42,8 +44,7 @@ def serve(link: Connection) -> None:
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
         except Exception as e:
-            trace = traceback.format_exc()
-            send(link, {"error": type(e).__name__, "message": str(e), "trace": trace})
+            send(link, failure(e))
 
 
 def reply(link: Connection, answers: list[Any], states: Sequence[State] = ()) -> None:
@@ -52,7 +53,25 @@ def reply(link: Connection, answers: list[Any], states: Sequence[State] = ()) ->
         send(link, {"answers": answers, "seconds": timed.drain()}, states)
 
 
-class _Worker:
+def failure(error: Exception) -> dict[str, Any]:
+    """What is said of an error that is being handled, in place of answers."""
+    trace = traceback.format_exc()
+    return {"error": type(error).__name__, "message": str(error), "trace": trace}
+
+
+def rebuilt(head: dict[str, Any]) -> Exception:
+    """The error of a `failure`: the user's errors keep their class, others carry the trace."""
+    kind = getattr(errors, head["error"], None)
+    if isinstance(kind, type) and issubclass(kind, FedloomError):
+        error = FedloomError.__new__(kind)
+        error.args = (head["message"],)
+        return error
+    return RuntimeError(f"{head['error']} in a worker process: {head['message']}\n{head['trace']}")
+
+
+class Worker:
+    """Answers the bundles of one run, in whatever process it is."""
+
     def __init__(self, program: Program, data: Federation, device: str) -> None:
         self.program, self.data, self.device = program, data, torch.device(device)
         self.blocks = Blocks()

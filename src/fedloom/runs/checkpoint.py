@@ -18,9 +18,7 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from fedloom.core.tree import State, plain
+from fedloom.core.tree import State
 from fedloom.core.wire import unpack
 from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs.folder import sync_folder
@@ -209,30 +207,6 @@ class Checkpoints:
                 gone = self.folder / f"{_REMOVING}{name}"
                 os.rename(self.folder / name, gone)
                 shutil.rmtree(gone)
-
-
-def state_sha256(server: State, clients: Mapping[int, State]) -> str:
-    """One digest of a whole federation: slice, key, type, shape and bytes of every tensor.
-
-    The order of dictionaries, strides and devices do not matter. An empty slice counts as absent,
-    and so does a client that keeps nothing.
-
-    >>> a, b = torch.zeros(2), torch.ones(2)
-    >>> one = state_sha256({"model": {"a": a, "b": b}}, {3: {}})
-    >>> one == state_sha256({"dbe": {}, "model": {"b": b, "a": a}}, {})
-    True
-    """
-    digest = sha256()
-    for cid in (None, *sorted(clients)):  # one state at a time: there may be many
-        owner, state = ("server", server) if cid is None else (f"client {cid}", clients[cid])
-        for name, tree in sorted(state.items()):
-            for key in sorted(tree):
-                tensor = plain(tree[key])
-                head = [owner, name, key, str(tensor.dtype), list(tensor.shape)]
-                # The head says how many bytes follow, so no two states give the same stream.
-                digest.update(json.dumps(head).encode() + b"\n")
-                digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _records(clients: Mapping[int, State], ids: list[int]) -> Iterator[bytes]:

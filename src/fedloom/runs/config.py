@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,6 +21,7 @@ from fedloom.expression import literal
 
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 """Text that says something."""
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class RunConfig(BaseModel):
@@ -71,8 +72,12 @@ class RunConfig(BaseModel):
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
     seed: int = Field(0, description="seed of everything but the partition")
 
-    engine: Words = Field("inline", description="inline, pool or vectorized")
-    workers: int = Field(2, ge=1, description="processes of the pool")
+    engine: Words = Field("inline", description="inline, pool, vectorized, ray or flower")
+    workers: int = Field(2, ge=1, description="processes of the pool, actors of ray")
+    ray_address: Words | None = Field(
+        None, description="a running Ray cluster; by default one is started here"
+    )
+    min_clients: int = Field(1, ge=1, description="fewest answers that make a round count")
     memory: float = Field(
         1024, gt=0, description="MB for what clients keep; beyond it they live on disk"
     )
@@ -111,16 +116,21 @@ class RunConfig(BaseModel):
                 if isinstance(value, dict):
                     raise BadInput(f"keys are flat: write those of [{key}] without that line")
                 raise BadInput(f"unknown key {key!r}{suggestion(key, cls.model_fields)}")
-        try:
-            return cls(**given)
-        except ValidationError as e:
-            first = e.errors()[0]
-            said = first["msg"].lower().replace("input should", "it should")
-            raise BadInput(f"{first['loc'][0]} = {first['input']!r} will not do: {said}") from None
+        return checked(cls, given)
 
     def changed(self, **values: Any) -> Self:
         """The same with other values, validated."""
         return self.checked({**self.model_dump(), **values})
+
+
+def checked(model: type[Model], given: Mapping[str, Any]) -> Model:
+    """A model of these values; the first that will not do becomes one sentence."""
+    try:
+        return model(**given)
+    except ValidationError as e:
+        first = e.errors()[0]
+        said = first["msg"].lower().replace("input should", "it should")
+        raise BadInput(f"{first['loc'][0]} = {first['input']!r} will not do: {said}") from None
 
 
 OPT_KEYS = {

@@ -52,14 +52,15 @@ class Evaluator:
 
     def after(
         self,
-        plan: Plan,
-        cohort: list[int],
+        done: Round,
+        present: list[int],
         server: State,
         clients: Mapping[int, State],
         scores: Scores,
     ) -> None:
         """Score the state after a round: every `eval_every` rounds and at the end, but never
         between special rounds, where a part may not have its slice yet."""
+        plan, answered = done.plan, list(done.ups)
         last = plan is self.experiment.plans[-1]
         if not last and not (plan.kind == "train" and self._due(plan)):
             return
@@ -68,11 +69,10 @@ class Evaluator:
                 self._score_shared(Round(self.program, plan, server), scores)
             return
         r = Round(self.program, plan, server)
-        everybody = list(range(self.program.clients))
-        ids = cohort if self.protocol.clients == "cohort" else everybody
+        ids = answered if self.protocol.clients == "cohort" else present
         self._score(r, ids, self._moments_after(plan), clients, scores)
         if self.protocol.moment == "trained" and self.protocol.clients == "all":
-            absent = sorted(set(everybody) - set(cohort))
+            absent = sorted(set(present) - set(answered))
             self._score(r, absent, ("trained",), clients, scores)
         if last and self.experiment.config.newcomers:
             joining = range(self.program.clients, len(self.experiment.data))

@@ -14,7 +14,7 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
-from fedloom.data import FederatedData, Partition, Source, federate, load
+from fedloom.data import FederatedData, Partition, Seats, Source, federate, load
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import describe, parse_method
 from fedloom.models import build_model
@@ -32,7 +32,7 @@ class Experiment:
 
     config: RunConfig
     program: Program
-    data: FederatedData
+    data: FederatedData | Seats
     protocol: Protocol
     plans: list[Plan]
 
@@ -41,12 +41,12 @@ class Experiment:
         cls,
         config: RunConfig,
         method: Method | None = None,
-        data: FederatedData | Source | None = None,
+        data: FederatedData | Seats | Source | None = None,
         model: Model | None = None,
     ) -> Experiment:
         """Objects, where given, stand in for the configuration's expressions."""
         made = _method(config, method)
-        divided = federated(config, data)
+        divided = data if isinstance(data, Seats) else federated(config, data)
         clients = len(divided) - config.newcomers
         if clients < 1:
             raise BadInput(
@@ -54,6 +54,7 @@ class Experiment:
             )
         name, nets = _nets(config, model, divided)
         program = Program(made, nets, clients, config.seed)
+        _check_enough(program, config)
         protocol = find_protocol(config.protocol)
         protocol.check(program)
         _check_data(protocol, divided, config.newcomers)
@@ -99,28 +100,29 @@ def federated(config: RunConfig, data: FederatedData | Source | None = None) -> 
     )
 
 
-def _nets(config: RunConfig, model: Model | None, data: FederatedData) -> tuple[str, list[Net]]:
+def _nets(
+    config: RunConfig, model: Model | None, data: FederatedData | Seats
+) -> tuple[str, list[Net]]:
     """The clients' networks, dealt in turn where there are several, and their expression."""
-    auto = default_model(data.source)
+    auto = default_model(data.kind, data.shape)
     specs: list[Any] = [auto if w.strip() == "auto" else w.strip() for w in config.model.split("|")]
     name = " | ".join(specs)
     if model is not None:
         specs = [model] if isinstance(model, nn.Module) else list(model)
-    vocabulary = data.source.vocabulary
     nets = [
-        build_model(s, data.shape, data.classes, seed=config.seed, vocabulary=vocabulary)
+        build_model(s, data.shape, data.classes, seed=config.seed, vocabulary=data.vocabulary)
         for s in specs
     ]
     return name, nets
 
 
-def default_model(source: Source) -> str:
+def default_model(kind: str, shape: tuple[int, ...]) -> str:
     """The network a newcomer would expect for this kind of data."""
-    if source.kind == "text":
+    if kind == "text":
         return "fasttext"
-    if source.kind == "signal":
+    if kind == "signal":
         return "har_cnn"
-    large = source.kind == "image" and min(source.shape[-2:]) >= 28
+    large = kind == "image" and min(shape[-2:]) >= 28
     return "cnn4" if large else "mlp"
 
 
@@ -135,7 +137,16 @@ def _plans(program: Program, config: RunConfig, protocol: Protocol) -> list[Plan
     return [replace(p, cohort="all") if last(p) else p for p in plans]
 
 
-def _check_data(protocol: Protocol, data: FederatedData, newcomers: int) -> None:
+def _check_enough(program: Program, config: RunConfig) -> None:
+    asked = len(program.cohort(Plan(1), config.participation))
+    if config.min_clients > asked:
+        raise BadInput(
+            f"min_clients = {config.min_clients}, but a round asks only {asked} of"
+            f" {program.clients} clients; lower it, or raise participation"
+        )
+
+
+def _check_data(protocol: Protocol, data: FederatedData | Seats, newcomers: int) -> None:
     if protocol.clients == "new" and not newcomers:
         raise BadInput("this protocol tests clients that never trained; set newcomers = 1 or more")
     if protocol.on == "shared" and not data.shared_tests:
@@ -143,6 +154,8 @@ def _check_data(protocol: Protocol, data: FederatedData, newcomers: int) -> None
             "this protocol tests on shared test sets, but the split made none;"
             " use split = 'shared_test'"
         )
+    if isinstance(data, Seats):
+        return  # the sites know their rows
     rows = data.partition.clients
     for split in protocol.splits if protocol.on == "clients" else ():
         if not any(len(getattr(r, split)) for r in rows):

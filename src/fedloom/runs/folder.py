@@ -92,7 +92,8 @@ class RunPaths:
 
     `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
     `current_versions` said when the run began), `partition` (which rows every client holds),
-    `metrics` (the journal), `checkpoints` (a folder), `summary` (the result of a run that ended).
+    `metrics` (the journal), `ledger` (what left which client), `checkpoints` (a folder), `summary`
+    (the result of a run that ended).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -101,6 +102,7 @@ class RunPaths:
         self.versions = self.path / "versions.json"
         self.partition = self.path / "partition.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.ledger = self.path / "ledger.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
 
@@ -206,6 +208,7 @@ class RunFolder(RunPaths):
             self.versions,
             self.partition,
             self.metrics,
+            self.ledger,
             self.summary,
             self.checkpoints,
         ):

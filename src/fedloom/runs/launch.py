@@ -97,7 +97,12 @@ def run(
 @contextmanager
 def engine_of(config: RunConfig) -> Iterator[Engine]:
     """The configured engine, closed at the end."""
-    engine = make_engine(config.engine, config.workers, config.device)
+    engine = make_engine(
+        config.engine,
+        config.workers,
+        config.device,
+        ray_address=config.ray_address,
+    )
     try:
         yield engine
     finally:

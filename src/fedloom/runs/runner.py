@@ -5,24 +5,30 @@ from __future__ import annotations
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import torch
 
+from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.stopwatch import Seconds, timed
 from fedloom.core.tree import State, nbytes
-from fedloom.engines import Engine, Job
+from fedloom.engines import Absent, Engine, Job
+from fedloom.errors import TooFewClients
 from fedloom.methods import describe
-from fedloom.runs.checkpoint import Checkpoints, Snapshot, state_sha256
+from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.evaluation import Evaluator, Scores
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder, write_json
 from fedloom.runs.journal import Journal
+from fedloom.runs.ledger import Ledger
 from fedloom.runs.scores import Record, result, round_scores, total
 from fedloom.runs.store import ClientStates
+
+TRIES = 3
+"""How often a round is asked for when too few clients answer."""
 
 
 class Watcher(Protocol):
@@ -63,12 +69,15 @@ class Runner:
         self._saved = -1
         self._whole = True
         self._journal: Journal | None = None
+        self._ledger: Ledger | None = None
+        self._ledger_bytes = 0
         self._checkpoints: Checkpoints | None = None
 
     def run(self) -> Record:
         """Every plan that is left, then the summary."""
         with one_thread(), self._writing():
-            self.engine.open(self.program, self.experiment.data)
+            folder = None if self.folder is None else self.folder.path
+            self.engine.open(self.program, self.experiment.data, folder)
             self._activities()  # what was before does not count
             for watcher in self.watchers:
                 watcher.begun(self.experiment, self.done)
@@ -94,6 +103,7 @@ class Runner:
         self.done, self.server = snapshot.step, snapshot.server
         self._totals = dict(snapshot.totals)
         self._checkpoints, self._saved = checkpoints, snapshot.step
+        self._ledger_bytes = snapshot.extra["ledger_bytes"]
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
         self.records = Journal.read(self.folder.metrics)
@@ -117,12 +127,23 @@ class Runner:
         }
 
     def _step(self, plan: Plan) -> None:
-        """One plan. Nothing of it is kept before all of it is done."""
+        """One plan, asked again where too few clients answered for it to count."""
+        for _ in range(TRIES - 1):
+            with suppress(TooFewClients):
+                self._try(plan)
+                return
+        self._try(plan)
+
+    def _try(self, plan: Plan) -> None:
+        """Nothing of a plan is kept before all of it is done."""
         begun = time.perf_counter()
-        cohort = self.program.cohort(plan, self.experiment.config.participation)
+        present = list(self.engine.present(self.program.clients))
+        cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
         scores, kept = Scores(), self.clients.draft()
-        sent = {"bytes_up": 0, "bytes_down": 0}
+        sent, absent = {"bytes_up": 0, "bytes_down": 0}, dict[int, str]()
+        if self._ledger is not None:
+            self._ledger.begin_step()
 
         def job(cid: int) -> Job:
             down = send(r, cid)
@@ -131,14 +152,21 @@ class Runner:
 
         inside = self._evaluator.inside(plan)
         for cid, up, own in self.engine.clients(cohort, job, inside):
+            if isinstance(up, Absent):
+                absent[cid] = up.why
+                r.add(cid, None)
+                continue
             sent["bytes_up"] += nbytes(up.state)
             scores.read(cid, up.metrics)
+            if self._ledger is not None:
+                self._ledger.enter(cid, up)
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
+        self._check_enough(r, absent)
         with timed("aggregation"):
             server = merge(r)
-        self._evaluator.after(plan, cohort, server, ChainMap(kept, self.clients), scores)
+        self._evaluator.after(r, present, server, ChainMap(kept, self.clients), scores)
         record = {
             "step": self.done,
             "round": plan.t,
@@ -150,9 +178,19 @@ class Runner:
             "seconds": time.perf_counter() - begun,
             "activities": self._activities(),
             "scores": round_scores(scores.at),
+            **({"absent": absent} if absent else {}),
             **({"notes": r.notes} if r.notes else {}),
         }
         self._commit(record, server, kept)
+
+    def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
+        least = self.experiment.config.min_clients
+        if len(r.ups) < least:
+            reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(absent.items()))
+            raise TooFewClients(
+                f"{r.plan}: {len(r.ups)} of {len(r.cohort)} clients answered, fewer than"
+                f" min_clients = {least} ({reasons}); nothing of this round counts, see to them"
+            )
 
     def _activities(self) -> dict[str, Seconds]:
         """Seconds by activity since the last call, here and in the engine's other processes."""
@@ -169,8 +207,11 @@ class Runner:
         self.records.append(record)
         if self._journal is not None:
             self._journal.append(record)
+        if self._ledger is not None:
+            self._ledger.end_step(record)
         self._whole = True
-        if self.done % self.experiment.config.checkpoint_every == 0:
+        every = 1 if self.engine.keeps_states else self.experiment.config.checkpoint_every
+        if self.done % every == 0:
             self._checkpoint()
         for watcher in self.watchers:
             watcher.step(record)
@@ -181,17 +222,20 @@ class Runner:
             yield
             return
         self._checkpoints = self._checkpoints or Checkpoints(self.folder.checkpoints)
-        with Journal.open(self.folder.metrics) as self._journal:
+        with (
+            Journal.open(self.folder.metrics) as self._journal,
+            Ledger.open(self.folder.ledger, self._ledger_bytes) as self._ledger,
+        ):
             if self.done == 0:
                 self._journal.truncate(0)
             yield
-        self._journal = None
+        self._journal = self._ledger = None
 
     def _checkpoint(self) -> None:
         """Save, unless that is done; or a round was torn, and the checkpoint before it counts."""
-        if self._checkpoints is None or self._journal is None or self._saved == self.done:
+        if self._checkpoints is None or self._journal is None or self._ledger is None:
             return
-        if not self._whole:
+        if self._saved == self.done or not self._whole:
             return
         snapshot = Snapshot(
             step=self.done,
@@ -199,6 +243,7 @@ class Runner:
             clients=self.clients,
             journal_bytes=self._journal.sync(),
             totals=self._totals,
+            extra={"ledger_bytes": self._ledger.sync()},
         )
         with timed("saving"):
             self._checkpoints.save(snapshot, self._changed)

@@ -1,0 +1,96 @@
+"""The model a site ends up with: one file of tensors, and a card that says how to use them."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.program import Program
+from fedloom.core.site import Visit
+from fedloom.core.tree import State
+from fedloom.core.wire import pack, unpack
+from fedloom.data.federated import Inputs
+from fedloom.data.source import Source
+from fedloom.errors import BadInput
+from fedloom.methods import parse_method
+from fedloom.models import build_model
+from fedloom.runs.config import RunConfig
+from fedloom.runs.folder import current_versions, write_json
+
+_CARD, _TENSORS = "card.json", "personal.safetensors"
+
+
+def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, source: Source) -> None:
+    """Write a client's model; a kill leaves the one before."""
+    folder.mkdir(parents=True, exist_ok=True)
+    writing = folder / f".{_TENSORS}.tmp"
+    with open(writing, "wb") as file:
+        file.write(pack(state))
+        file.flush()
+        os.fsync(file.fileno())
+    card = {
+        "method": run.method,
+        "model": run.model,
+        "client": visit.cid,
+        "clients": visit.program.clients,
+        "seed": run.seed,
+        "round": visit.down.plan.t,
+        "training_rows": len(visit.data.train),
+        "shape": list(source.shape),
+        "kind": source.kind,
+        "class_names": list(source.class_names),
+        "vocabulary": source.vocabulary,
+        "mean": list(source.mean),
+        "std": list(source.std),
+        "versions": current_versions(),
+    }
+    os.replace(writing, folder / _TENSORS)
+    write_json(folder / _CARD, card)
+
+
+@dataclass(frozen=True)
+class Personal:
+    """A saved personal model."""
+
+    program: Program
+    state: State
+    card: dict[str, Any]
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Personal:
+        """From the folder a site was left with."""
+        place = Path(folder)
+        try:
+            card = json.loads((place / _CARD).read_text(encoding="utf-8"))
+            state = unpack((place / _TENSORS).read_bytes())
+        except OSError as e:
+            raise BadInput(f"there is no personal model in {folder} ({e.strerror})") from None
+        nets = [
+            build_model(
+                expression.strip(),
+                tuple(card["shape"]),
+                len(card["class_names"]),
+                seed=card["seed"],
+                vocabulary=card["vocabulary"],
+            )
+            for expression in card["model"].split("|")
+        ]
+        method = parse_method(card["method"])
+        return cls(Program(method, nets, card["clients"], card["seed"]), state, card)
+
+    @torch.no_grad()
+    def predict(self, x: Any) -> Tensor:
+        """Probabilities [n, K] for raw rows, as the site's data has them."""
+        card = self.card
+        source = Source.from_arrays(x, [0] * len(x), kind=card["kind"], class_names=["?"])
+        source = replace(source, mean=tuple(card["mean"]), std=tuple(card["std"]))
+        inputs = Inputs.of(source, None)
+        rows = inputs(torch.arange(len(source)), None)
+        net = self.program.net(card["client"])
+        return self.program.method.predict(net, self.state, rows)

@@ -1,0 +1,75 @@
+"""What all sites of a federation agree on: Flower's run configuration, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from fedloom.errors import BadInput, suggestion
+from fedloom.runs.config import RunConfig, checked
+
+
+def _words(value: Any) -> Any:
+    """A list written as text: Flower's configuration has no lists."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
+
+AT_THE_SITES = ("data", "partition", "shift", "newcomers", "memory", "checkpoint_every")
+"""Keys of a run that make no sense where each site brings its own data."""
+
+
+class Settings(BaseModel):
+    """A deployment: the run, and how the server treats its sites.
+
+    >>> Settings.read({"method": "fedper", "batch-size": 16, "sites": "a, b"}).sites
+    ('a', 'b')
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    experiment: str = Field(
+        "experiment",
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="name under which sites keep their states; a new one starts afresh",
+    )
+    sites: Names = Field(
+        (), description="who may take part, in the order of their ids; empty: who comes first"
+    )
+    class_names: Names = Field(
+        (), description="all classes; empty: as the sites' data says, which must then agree"
+    )
+    deadline: float = Field(
+        3600, gt=0, description="seconds until a site that has not answered counts as absent"
+    )
+    patience: float = Field(600, gt=0, description="seconds to wait for min-clients sites")
+    lost_state: Literal["absent", "restart"] = Field(
+        "absent", description="a site without the state the server counts on: absent or restart"
+    )
+    run: RunConfig
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """From Flower's flat configuration: keys with dashes, nothing empty."""
+        values = {k.replace("-", "_"): v for k, v in given.items() if v != ""}
+        own = {k: values.pop(k) for k in list(values) if k in cls.model_fields and k != "run"}
+        for key in values:
+            if key in AT_THE_SITES or key == "engine":
+                raise BadInput(f"{key} has no meaning in a deployment; leave it out")
+            if key not in RunConfig.model_fields:
+                known = [*cls.model_fields, *RunConfig.model_fields]
+                raise BadInput(f"unknown key {key!r}{suggestion(key, known)}")
+        run = RunConfig.checked({"protocol": "cohort", **values, "engine": "flower"})
+        settings = checked(cls, {**own, "run": run})
+        places = run.clients or len(settings.sites)
+        if not places or places < len(settings.sites):
+            raise BadInput(
+                f"clients = {run.clients} and {len(settings.sites)} sites; say in clients how many"
+                " places there are, or name the sites"
+            )
+        return settings.model_copy(update={"run": run.changed(clients=places)})

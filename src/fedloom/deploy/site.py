@@ -1,0 +1,122 @@
+"""One site: its data, where it keeps what it keeps, and how it reaches the server."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cached_property
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedloom.core.data import ClientData
+from fedloom.core.evaluate import Moment, model_at
+from fedloom.core.rng import rng_scope
+from fedloom.core.site import Visit
+from fedloom.data import FederatedData, Seats, Source, federate, load
+from fedloom.deploy.personal import save_personal
+from fedloom.deploy.settings import Settings
+from fedloom.engines import check_device
+from fedloom.engines.flower.node import Node
+from fedloom.engines.flower.vault import Vault
+from fedloom.errors import BadInput
+from fedloom.runs.config import checked
+from fedloom.runs.experiment import Experiment
+
+
+class SiteConfig(BaseModel):
+    """A site's own file, `site.toml`; paths in it are relative to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(min_length=1, description="what the federation calls this site")
+    data: Path = Field(description="file (.npz, .csv, .parquet) or folder of images per class")
+    label: str | None = Field(None, description="label column of a table")
+    state: Path = Field(description="folder for what stays here: states and the personal model")
+    device: str = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
+    superlink: str = Field("127.0.0.1:9092", description="host:port of the server's SuperLink")
+    ca: Path | None = Field(None, description="certificate of the authority; none: no TLS")
+    key: Path | None = Field(None, description="this site's private key; none: no authentication")
+    port: int = Field(9094, ge=1, le=65535, description="port of the SuperNode, on this machine")
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """From a TOML file."""
+        try:
+            given = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as e:
+            raise BadInput(f"cannot read the site's configuration {file} ({e.strerror})") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+            raise BadInput(f"{file} is not valid TOML ({e})") from None
+        for key in ("data", "state", "ca", "key"):
+            if isinstance(given.get(key), str):
+                given[key] = file.absolute().parent / given[key]
+        return checked(cls, given)
+
+
+class Site:
+    """A site in a federation with these settings."""
+
+    def __init__(self, config: SiteConfig, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+
+    @cached_property
+    def source(self) -> Source:
+        """All rows of the site."""
+        run = self.settings.run
+        return load(
+            self.config.data,
+            normalize=run.normalization,
+            image_size=run.image_size,
+            label=self.config.label,
+            class_names=self.settings.class_names or None,
+        )
+
+    @cached_property
+    def divided(self) -> FederatedData:
+        """The site's rows as train, validation and test."""
+        run = self.settings.run
+        seed, augment = run.partition_seed, run.augment
+        return federate(self.source, "iid", 1, seed, run.split, augment=augment)
+
+    def hello(self) -> dict[str, Any]:
+        """What the server is told before the first round; no row, and not how many there are."""
+        source = self.source
+        return {
+            "site": self.config.name,
+            "shape": list(source.shape),
+            "kind": source.kind,
+            "class_names": list(source.class_names),
+            "vocabulary": source.vocabulary,
+            "fedloom": version("fedloom"),
+            "torch": torch.__version__,
+        }
+
+    def node(self) -> Node:
+        """The site, ready to answer."""
+        torch.set_num_threads(1)  # the bytes of a sum depend on how many threads share it
+        experiment = Experiment.build(self.settings.run, data=self._seats())
+        folder = self.config.state / self.settings.experiment
+        data: ClientData = self.divided.client(0)
+
+        def save(visit: Visit) -> None:
+            moment: Moment = "final" if visit.program.method.adapt else "received"
+            with rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
+                state = model_at(visit, moment)
+            save_personal(folder / "model", state, visit, experiment.config, self.source)
+
+        return Node(
+            experiment.program,
+            data,
+            Vault(folder / "states"),
+            check_device(self.config.device),
+            self.settings.lost_state,
+            save,
+        )
+
+    def _seats(self) -> Seats:
+        source, places = self.source, self.settings.run.clients
+        assert places is not None
+        return Seats(places, source.shape, source.class_names, source.kind, source.vocabulary)

@@ -1,0 +1,10 @@
+"""Data stays at the sites: any method over Flower, one message per node.
+
+`codec` has the messages, `node` a site's side, `vault` what a site keeps, `engine` the server's
+side, `phantom` what a reply must look like, `in_process` a grid without a network.
+"""
+
+from fedloom.engines.flower.engine import Flower, Line, Roster
+from fedloom.engines.flower.in_process import InProcess
+
+__all__ = ["Flower", "InProcess", "Line", "Roster"]

@@ -1,0 +1,167 @@
+"""Jobs and answers as Flower's records: the only place that knows both languages.
+
+A state is one ArrayRecord per slice, in numpy's format, so that Flower's own tools can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from torch import Tensor
+
+from fedloom.core.evaluate import Ask, Score
+from fedloom.core.message import Down, Plan, Up
+from fedloom.core.tree import State
+from fedloom.errors import BadInput
+
+STATE = "state/"
+"""Prefix of the records that hold a slice."""
+Task = Literal["client", "evaluate", "save"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the server asks of one client. Of what the client keeps it names only the digest."""
+
+    cid: int
+    task: Task
+    down: Down
+    own: str | None
+    """Digest of the state the server counts on; empty: it keeps nothing; None: it is new."""
+    ask: Ask | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client says."""
+
+    cid: int
+    up: Up
+    own: str
+    """Digest of what it keeps now; empty where that is nothing."""
+
+
+def write_order(order: Order, arrays: dict[int, Array]) -> RecordDict:
+    """`arrays` remembers tensors by identity: what many clients get is encoded once."""
+    head: dict[str, Any] = {
+        "client": order.cid,
+        "task": order.task,
+        "new": order.own is None,
+        "own": order.own or "",
+    }
+    records = RecordDict({"head": ConfigRecord(head)})
+    records["plan"] = ConfigRecord(asdict(order.down.plan))
+    if order.ask is not None:
+        ask = asdict(order.ask)
+        records["ask"] = ConfigRecord({k: _plain(v) for k, v in ask.items()})
+    return _write_state(records, order.down.state, arrays)
+
+
+def read_order(records: RecordDict) -> Order:
+    """The order that was written."""
+    head, plan = _values(records, "head"), _values(records, "plan")
+    ask = {k: _tuple(v) for k, v in _values(records, "ask").items()} if "ask" in records else None
+    return Order(
+        int(head["client"]),
+        head["task"],
+        Down(Plan(**plan), _read_state(records)),
+        None if head["new"] else str(head["own"]),
+        None if ask is None else Ask(**ask),
+    )
+
+
+def write_reply(reply: Reply) -> RecordDict:
+    """A client's answer."""
+    head: dict[str, Any] = {"client": reply.cid, "rows": reply.up.n, "own": reply.own}
+    records = RecordDict({"head": ConfigRecord(head)})
+    records["metrics"] = MetricRecord({k: float(v) for k, v in reply.up.metrics.items()})
+    return _write_state(records, reply.up.state, {})
+
+
+def read_reply(records: RecordDict) -> Reply:
+    """The answer that was written."""
+    head, numbers = _values(records, "head"), _numbers(records)
+    up = Up(_read_state(records), int(head["rows"]), numbers)
+    return Reply(int(head["client"]), up, str(head["own"]))
+
+
+def write_scores(cid: int, scores: Mapping[str, Score]) -> RecordDict:
+    """Scores by "moment/split", flat."""
+    flat: dict[str, Any] = {
+        f"{at}/{name}": v for at, found in scores.items() for name, v in found.items()
+    }
+    head = ConfigRecord({"client": cid})
+    return RecordDict({"head": head, "metrics": MetricRecord(flat)})
+
+
+def read_scores(records: RecordDict) -> dict[str, Score]:
+    """The scores that were written."""
+    scores: dict[str, Score] = {}
+    for key, value in _numbers(records).items():
+        at, _, name = key.rpartition("/")
+        scores.setdefault(at, {})[name] = value
+    return scores
+
+
+def write_error(kind: str, message: str) -> RecordDict:
+    """Why a client has no answer."""
+    return RecordDict({"error": ConfigRecord({"kind": kind, "message": message})})
+
+
+def read_error(records: RecordDict) -> str | None:
+    """Why there is no answer, if there is none."""
+    if "error" not in records:
+        return None
+    error = _values(records, "error")
+    return f"{error['kind']}: {error['message']}"
+
+
+def _values(records: RecordDict, name: str) -> dict[str, Any]:
+    return dict(records.config_records[name])
+
+
+def _numbers(records: RecordDict) -> dict[str, float]:
+    found: Mapping[str, Any] = records.metric_records["metrics"]
+    return {key: float(value) for key, value in found.items()}
+
+
+def _write_state(records: RecordDict, state: State, arrays: dict[int, Array]) -> RecordDict:
+    for name, tree in state.items():
+        encoded = {k: _array(f"{name}/{k}", v, arrays) for k, v in tree.items()}
+        records[STATE + name] = ArrayRecord(encoded)
+    return records
+
+
+def _read_state(records: RecordDict) -> State:
+    return {
+        name.removeprefix(STATE): {k: _tensor(a) for k, a in tree.items()}
+        for name, tree in records.array_records.items()
+        if name.startswith(STATE)
+    }
+
+
+def _array(name: str, value: Tensor, arrays: dict[int, Array]) -> Array:
+    if id(value) not in arrays:
+        try:
+            arrays[id(value)] = Array(value.detach().cpu().contiguous().numpy())
+        except TypeError:
+            raise BadInput(f"{name} is {value.dtype}, which Flower cannot carry") from None
+    return arrays[id(value)]
+
+
+def _tensor(array: Array) -> Tensor:
+    # Cloned: memory cut from a buffer is not aligned as torch aligns its own, and kernels may
+    # round differently on unaligned memory.
+    return torch.from_numpy(array.numpy()).clone()
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

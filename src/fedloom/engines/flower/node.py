@@ -1,0 +1,89 @@
+"""A site's side: one order in, one answer out, whatever network lies between."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedloom.core.client import client
+from fedloom.core.data import ClientData
+from fedloom.core.evaluate import evaluate
+from fedloom.core.program import Program
+from fedloom.core.site import CPU, Visit
+from fedloom.core.tree import State
+from fedloom.engines.flower import codec
+from fedloom.engines.flower.codec import Order, Reply
+from fedloom.engines.flower.vault import LostState, Vault
+from fedloom.errors import FedloomError
+
+
+@dataclass(frozen=True)
+class Node:
+    """One client with its data and what it keeps."""
+
+    program: Program
+    data: ClientData
+    vault: Vault
+    device: torch.device = CPU
+    lost_state: Literal["absent", "restart"] = "absent"
+    """When the state the server counts on is gone: give no answer, or begin as a new client."""
+    save: Callable[[Visit], None] = lambda visit: None
+    """Keeps the personal model for use at the site."""
+
+    def answer(self, order: Order) -> RecordDict:
+        """Do what is asked."""
+        visit = Visit(self.program, order.cid, self.data, order.down, self._own(order), self.device)
+        if order.task == "save":
+            self.save(visit)
+            return codec.write_scores(order.cid, {})
+        if order.task == "evaluate":
+            assert order.ask is not None
+            return codec.write_scores(order.cid, evaluate(visit, order.ask))
+        up, kept = client(visit, order.ask)
+        return codec.write_reply(Reply(order.cid, up, self.vault.put(kept, order.own)))
+
+    def _own(self, order: Order) -> State | None:
+        try:
+            return self.vault.get(order.own)
+        except LostState:
+            if self.lost_state == "absent":
+                raise
+            return None
+
+
+def client_app(
+    node: Callable[[Context], Node], hello: Callable[[Context], dict[str, Any]]
+) -> ClientApp:
+    """A Flower app that answers for whatever node its context describes.
+
+    `hello` is what a site says of itself when it first appears.
+    """
+    app = ClientApp()
+
+    @app.query()
+    def introduce(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: RecordDict({"hello": ConfigRecord(hello(context))}))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return _reply(message, lambda: node(context).answer(codec.read_order(message.content)))
+
+    return app
+
+
+def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
+    """An answer, or in its place why there is none: Flower itself would not tell the server."""
+    try:
+        records = content()
+    except FedloomError as e:
+        records = codec.write_error(type(e).__name__, str(e))
+    except Exception as e:
+        traceback.print_exc()  # the site's own log has the whole story
+        records = codec.write_error(type(e).__name__, str(e))
+    return Message(records, reply_to=message)
