@@ -1,0 +1,115 @@
+"""Linear centred kernel alignment between clients (Kornblith et al. 2019; DualFed Figure 6).
+
+All features must come from the same inputs in the same order. The value is invariant to rotation,
+one common scale and shift of either side; it is ruled by the directions of largest variance and
+says nothing about classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.analysis.arrays import Array, paired
+from fedloom.analysis.geometry import ROUNDING, centred
+from fedloom.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """CKA of two feature matrices; NaN where one is constant."""
+
+    value: float
+    n: int
+    null: float
+    """Its exact mean when the rows of one side are shuffled; near
+    sqrt(pq / ((n + p)(n + q))) for isotropic features of p and q columns, 0 if debiased."""
+    debiased: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ClientAlignment:
+    """CKA of all pairs of clients."""
+
+    matrix: Tensor
+    """[K, K], ones on the diagonal."""
+    mean: float
+    """Over the unordered pairs of different clients."""
+    n: int
+    null: float
+    """Mean over the same pairs of what shuffled rows give."""
+    debiased: bool
+
+
+def linear_cka(x: Array, y: Array, debiased: bool = False) -> Alignment:
+    """CKA of two representations of the same inputs.
+
+    Debiased values (U-centred Gram matrices) can be negative and need four rows; use them where
+    n is below ten times the number of columns.
+
+    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    >>> round(linear_cka(x, 7 - 3 * x).value, 12)
+    1.0
+    >>> linear_cka(x[:, :1], x[:, 1:]).value
+    0.0
+    """
+    both = cka_between_clients([x, y], debiased)
+    return Alignment(both.mean, both.n, both.null, debiased)
+
+
+def cka_between_clients(features: Sequence[Array], debiased: bool = False) -> ClientAlignment:
+    """CKA of every pair of clients' features of the same inputs.
+
+    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    >>> found = cka_between_clients([x, x * torch.tensor([3.0, 1.0]), x[:, :1]])
+    >>> [round(float(value), 5) for value in found.matrix[0]]  # 10 / sqrt(164), 1 / sqrt(2)
+    [1.0, 0.78087, 0.70711]
+    """
+    if len(features) < 2:
+        raise BadInput("CKA compares clients with each other; give the features of two or more")
+    matrices = [centred(x) for x in paired(*features)]
+    n = len(matrices[0])
+    inner, sizes = _inner_products(matrices), torch.stack([x.square().sum(1) for x in matrices])
+    null = torch.outer(sizes.sum(1), sizes.sum(1)) / max(n - 1, 1)
+    before = inner.diagonal()
+    if debiased:
+        inner, null = _debiased(inner, sizes), torch.zeros_like(inner)
+    own = inner.diagonal()
+    scale = torch.where(own > ROUNDING * before, own, torch.nan).sqrt()
+    alignment = inner / torch.outer(scale, scale)
+    first, second = torch.triu_indices(len(matrices), len(matrices), 1)
+    return ClientAlignment(
+        matrix=alignment,
+        mean=float(alignment[first, second].mean()),
+        n=n,
+        null=float((null / torch.outer(scale, scale))[first, second].mean()),
+        debiased=debiased,
+    )
+
+
+def _inner_products(matrices: list[Tensor]) -> Tensor:
+    """<XX', YY'> of all pairs [K, K]: equal to |X'Y|^2, which is cheaper where d <= n."""
+    if max(x.shape[1] for x in matrices) > len(matrices[0]):
+        grams = torch.stack([(x @ x.T).flatten() for x in matrices])
+        return grams @ grams.T
+    inner = matrices[0].new_zeros(len(matrices), len(matrices))
+    for i, x in enumerate(matrices):
+        for j, y in enumerate(matrices[: i + 1]):
+            inner[i, j] = inner[j, i] = (x.T @ y).square().sum()
+    return inner
+
+
+def _debiased(inner: Tensor, sizes: Tensor) -> Tensor:
+    """Inner products of U-centred Gram matrices, from those of centred ones and their diagonals.
+
+    With zero row sums, emptying the diagonal a of K leaves the row sums -a, so that centring
+    anew takes <K, L> to <K, L> - n/(n-2) a'b + (sum a)(sum b) / ((n-1)(n-2)).
+    """
+    n = sizes.shape[1]
+    if n < 4:
+        return torch.full_like(inner, torch.nan)
+    totals = sizes.sum(1)
+    return inner - n / (n - 2) * sizes @ sizes.T + torch.outer(totals, totals) / ((n - 1) * (n - 2))

@@ -1,0 +1,71 @@
+"""Linear algebra that several diagnostics share, in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ROUNDING = 1e-12
+"""A column whose spread is this small beside its size is constant but for rounding."""
+
+
+def centred(x: Tensor) -> Tensor:
+    """Columns less their means; a column that is constant up to rounding becomes exactly zero.
+
+    >>> centred(torch.tensor([[0.1, 0.0], [0.1, 2.0], [0.1, 4.0]], dtype=torch.float64))
+    tensor([[ 0., -2.],
+            [ 0.,  0.],
+            [ 0.,  2.]], dtype=torch.float64)
+    """
+    moved = x - x.mean(0)
+    constant = moved.abs().amax(0) <= ROUNDING * x.abs().amax(0)
+    return moved.masked_fill(constant, 0.0)
+
+
+def directions(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows at length one (zero rows stay zero), and which rows have a direction.
+
+    >>> directions(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    (tensor([[0.6000, 0.8000],
+            [0.0000, 0.0000]]), tensor([ True, False]))
+    """
+    length = torch.linalg.vector_norm(z, dim=1)
+    some = length > 0
+    return z / torch.where(some, length, 1.0)[:, None], some
+
+
+def squared_distances(x: Tensor) -> Tensor:
+    """Squared Euclidean distances between all rows [n, n], the diagonal exactly zero.
+
+    >>> squared_distances(torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64))
+    tensor([[ 0., 25.],
+            [25.,  0.]], dtype=torch.float64)
+    """
+    moved = centred(x)  # smaller numbers, less cancellation
+    gram = moved @ moved.T
+    size = gram.diagonal()
+    return (size[:, None] + size - 2 * gram).clamp_min(0).fill_diagonal_(0)
+
+
+def principal_components(x: Tensor, count: int) -> tuple[Tensor, float]:
+    """Scores of the leading components [n, count], and their share of the variance.
+
+    Fewer columns come back where n or d is smaller; a component's largest score is positive, so
+    that the result is one and the same everywhere. The share of constant features is NaN.
+
+    >>> scores, share = principal_components(torch.tensor([[1.0, 1], [0, 0], [-1, -1]]).double(), 1)
+    >>> scores.flatten(), share
+    (tensor([ 1.4142,  0.0000, -1.4142], dtype=torch.float64), 1.0)
+    """
+    moved = centred(x)
+    n, d = moved.shape
+    if d <= n:
+        values, vectors = torch.linalg.eigh(moved.T @ moved)
+        scores = moved @ vectors
+    else:
+        values, vectors = torch.linalg.eigh(moved @ moved.T)
+        scores = vectors * values.clamp_min(0).sqrt()
+    scores = scores.flip(1)[:, :count]
+    largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))
+    share = values.flip(0)[:count].sum() / values.sum()
+    return scores * largest.sign(), float(share)

@@ -1,0 +1,206 @@
+"""How little an extractor tells two disjoint sets of inputs apart (FedBR Prop. 3.1, Figure 2).
+
+Use test samples of both sets, in equal number: memorised training features look separated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.analysis.arrays import Array, as_labels, as_matrix, distinct, paired, same_width
+from fedloom.analysis.geometry import ROUNDING, centred, squared_distances
+from fedloom.analysis.neighbours import NEIGHBOURS, neighbour_shares
+from fedloom.core.rng import generator
+from fedloom.errors import BadInput
+from fedloom.ops.prototypes import class_means
+
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Five views of one question: eta2 sees means, auc linear, neighbours any separation."""
+
+    eta2: float
+    """Sum of squares between the sets over the total; NaN for constant features."""
+    null_eta2: float
+    """Its mean when rows are dealt out at random: 1/(N - 1)."""
+    auc: float
+    """Of a linear discriminator on held-out folds, .5 = not told apart; NaN below five a set."""
+    auc_noise: float
+    """Standard deviation of the auc of indistinguishable sets."""
+    a_distance: float
+    """2 (1 - 2 err) of that discriminator, err the mean of both sets' error shares."""
+    cross_neighbours: float
+    """Share of the second set's neighbours that lie in the first, over what mixing gives: 1."""
+    energy: float
+    """Energy distance over the mean distance of all pairs; 0 in the mean for one law."""
+    n: tuple[int, int]
+    k: int
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """Overlap under a local and a reference extractor."""
+
+    rho: float
+    """Ratio of eta2; below 1 the local extractor tells the sets apart less."""
+    local: Overlap
+    reference: Overlap
+
+
+@dataclass(frozen=True)
+class CentroidRatio:
+    """Class centroids' mean distance over the spread inside classes, local over reference."""
+
+    value: float
+    local: float
+    reference: float
+    classes: int
+    n: int
+
+
+def set_overlap(first: Array, second: Array, k: int = NEIGHBOURS, seed: int = 0) -> Overlap:
+    """Overlap of one extractor's features of two disjoint sets of inputs.
+
+    >>> found = set_overlap(torch.tensor([0.0, 2.0]), torch.tensor([6.0, 8.0]), k=1)
+    >>> found.eta2, round(found.null_eta2, 4), found.cross_neighbours  # 36 / 40
+    (0.9, 0.3333, 0.0)
+    """
+    one, two = as_matrix(first), as_matrix(second)
+    same_width(one, two)
+    if k < 1:
+        raise BadInput(f"k is {k}; an overlap needs at least one neighbour")
+    n, m = len(one), len(two)
+    total = n + m
+    rows = torch.cat([one, two])
+    member = (torch.arange(total) >= n).long()
+    squared = squared_distances(rows)
+    shares = neighbour_shares(squared, member, 2, min(k, total - 1))
+    auc, error = _linear_discrimination(rows, member, seed)
+    return Overlap(
+        eta2=_eta2(rows, member),
+        null_eta2=1 / (total - 1),
+        auc=auc,
+        auc_noise=((total + 1) / (12 * n * m)) ** 0.5,
+        a_distance=2 * (1 - 2 * error),
+        cross_neighbours=float(shares[n:, 0].mean()) * (total - 1) / n,
+        energy=_energy(squared.sqrt(), n),
+        n=(n, m),
+        k=min(k, total - 1),
+    )
+
+
+def feature_collapse(
+    local: tuple[Array, Array], reference: tuple[Array, Array], k: int = NEIGHBOURS, seed: int = 0
+) -> Collapse:
+    """Whether a local extractor maps two disjoint sets closer together than the reference does.
+
+    >>> near, far = torch.tensor([4.0, 6.0]), torch.tensor([7.0, 9.0])
+    >>> origin = torch.tensor([0.0, 2.0])
+    >>> round(feature_collapse((origin, near), (origin, far), k=1).rho, 4)  # 16/20 over 49/53
+    0.8653
+    """
+    before, after = set_overlap(*reference, k, seed), set_overlap(*local, k, seed)
+    rho = after.eta2 / before.eta2 if before.eta2 > ROUNDING else float("nan")
+    return Collapse(rho, after, before)
+
+
+def centroid_ratio(local: Array, reference: Array, labels: Array) -> CentroidRatio:
+    """The class-level version, on the features of classes that the client has never seen.
+
+    Classes of fewer than two rows are left out; NaN with fewer than two classes or no spread.
+
+    >>> reference = torch.tensor([-1.0, 1, 9, 11])
+    >>> centroid_ratio(reference / 4, reference, torch.tensor([5, 5, 6, 6])).value
+    1.0
+    >>> local = torch.tensor([-1.0, 1, 4, 6])
+    >>> centroid_ratio(local, reference, torch.tensor([5, 5, 6, 6])).value
+    0.5
+    """
+    mine, theirs = paired(local, reference)
+    known = as_labels(labels, len(mine))
+    kept = known.bincount()[known] >= 2
+    classes, dense = distinct(known[kept])
+    if len(classes) < 2:
+        return CentroidRatio(*(float("nan"),) * 3, len(classes), int(kept.sum()))
+    own, other = (_centroid_distance(z[kept], dense, len(classes)) for z in (mine, theirs))
+    value = own / other if other else float("nan")
+    return CentroidRatio(value, own, other, len(classes), int(kept.sum()))
+
+
+def _eta2(rows: Tensor, member: Tensor) -> float:
+    moved = centred(rows)
+    means, counts = class_means(moved, member, 2)
+    total = moved.square().sum()
+    return float((counts[:, None] * means.square()).sum() / total) if total else float("nan")
+
+
+def _energy(distances: Tensor, n: int) -> float:
+    """2 E|x - y| - E|x - x'| - E|y - y'| over different rows, divided by the mean distance."""
+    total = len(distances)
+    m = total - n
+    whole = distances.sum() / (total * (total - 1))
+    if min(n, m) < 2 or not whole:
+        return float("nan")
+    inside = distances[:n, :n].sum() / (n * (n - 1)) + distances[n:, n:].sum() / (m * (m - 1))
+    return float((2 * distances[:n, n:].mean() - inside) / whole)
+
+
+def _linear_discrimination(rows: Tensor, member: Tensor, seed: int) -> tuple[float, float]:
+    """AUC and balanced error of a ridge discriminator, means over stratified held-out folds."""
+    from sklearn.metrics import roc_auc_score
+
+    if member.bincount().min() < FOLDS:
+        return float("nan"), float("nan")
+    fold = torch.empty(len(member), dtype=torch.long)
+    shuffle = generator(seed, "folds of an overlap")
+    for group in range(2):
+        own = (member == group).nonzero().flatten()
+        fold[own[torch.randperm(len(own), generator=shuffle)]] = torch.arange(len(own)) % FOLDS
+    areas, errors = [], []
+    for held in range(FOLDS):
+        train, test = fold != held, fold == held
+        scores = _ridge_scores(rows[train], member[train], rows[test])
+        truth = member[test]
+        areas.append(float(roc_auc_score(truth.numpy(), scores.numpy())))
+        wrong = torch.where(scores == 0, 0.5, ((scores > 0) != (truth == 1)).double())
+        errors.append(float((wrong[truth == 0].mean() + wrong[truth == 1].mean()) / 2))
+    return sum(areas) / FOLDS, sum(errors) / FOLDS
+
+
+def _ridge_scores(rows: Tensor, member: Tensor, held: Tensor) -> Tensor:
+    """Scores of held-out rows: ridge regression on targets that give both sets equal weight.
+
+    Columns are standardised and divided by sqrt(d), the penalty is 1; the offset puts zero halfway
+    between the training sets' mean scores. Solved in n or d dimensions, whichever is fewer.
+    """
+    middle, spread = rows.mean(0), centred(rows).square().mean(0).sqrt()
+    scale = torch.where(spread > 0, spread, torch.inf) * rows.shape[1] ** 0.5
+    x = (rows - middle) / scale
+    count = member.bincount().double()
+    target = torch.where(member == 1, 1 / count[1], -1 / count[0]) * len(rows) / 2
+    if x.shape[1] <= len(x):
+        gram = x.T @ x
+        weight = torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), x.T @ target)
+    else:
+        gram = x @ x.T
+        weight = x.T @ torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), target)
+    fitted = x @ weight
+    offset = (fitted[member == 0].mean() + fitted[member == 1].mean()) / 2
+    scores: Tensor = (held - middle) / scale @ weight - offset
+    return scores
+
+
+def _centroid_distance(z: Tensor, labels: Tensor, classes: int) -> float:
+    """Mean distance of class centroids over the root mean square distance to the own centroid."""
+    means, _ = class_means(z, labels, classes)
+    inside = (z - means[labels]).square().sum(1).mean().sqrt()
+    if inside <= ROUNDING * z.abs().max():
+        return float("nan")
+    first, second = torch.triu_indices(classes, classes, 1)
+    apart = torch.linalg.vector_norm(means[first] - means[second], dim=1).mean()
+    return float(apart / inside)

@@ -1,0 +1,153 @@
+"""The fast probe: ridge multinomial logistic regression, whose optimum is unique.
+
+    min_W  mean cross-entropy over n rows + lam / (2 n) |W|^2
+
+Convex, so that neither a seed nor a learning rate enters the number it gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedloom.analysis.arrays import Array, as_matrix, same_width
+from fedloom.analysis.probe import Fitted, Whitening, positive, whitened
+from fedloom.errors import BadInput
+
+
+@dataclass(frozen=True)
+class RidgeProbe:
+    """Nesterov's iteration until the weights are within `tolerance` of the optimum, or as often as
+    `iterations` allows.
+
+    The bias is penalised like a weight. With `free_bias` it is not, and a class that the training
+    rows lack gets probability zero: a code in which that class comes up later is infinitely long.
+
+    >>> x, y = torch.zeros(10, 1, dtype=torch.float64), torch.tensor([0] * 7 + [1] * 2 + [2])
+    >>> RidgeProbe(free_bias=True).fit(x, y, 3)(x[:1]).exp().round(decimals=3)
+    tensor([[0.7000, 0.2000, 0.1000]], dtype=torch.float64)
+    """
+
+    lam: float = 1.0
+    free_bias: bool = False
+    iterations: int = 200
+    tolerance: float = 1e-3
+    seeds: int = 1
+    nested: bool = True
+    whiten: Whitening = "dimension"
+
+    def __post_init__(self) -> None:
+        positive(lam=self.lam, iterations=self.iterations, seeds=self.seeds)
+
+    def prepare(self, x: Tensor, pool: int) -> Tensor:
+        """Whitened rows of mean square norm one, in no more columns than there are rows."""
+        return in_few_columns(whitened(x, pool, self.whiten) / sqrt(x.shape[1]))
+
+    def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
+        """The optimum for these rows; `key` changes nothing."""
+        n = len(x)
+        centre = x.mean(0) if self.free_bias else torch.zeros_like(x[0])
+        # Centred features and a free bias do not interact, so that it can be an axis of its own.
+        axes, curvature = principal_axes(x - centre if self.free_bias else _with_ones(x))
+        penalty = torch.full_like(curvature, self.lam / n)
+        absent = torch.zeros(classes, dtype=x.dtype)
+        if self.free_bias:
+            curvature = torch.cat([curvature, curvature.new_ones(1)])
+            penalty = torch.cat([penalty, penalty.new_zeros(1)])
+            absent[torch.bincount(y, minlength=classes) == 0] = -torch.inf
+
+        def turned(rows: Tensor) -> Tensor:
+            return _with_ones((rows - centre) @ axes) if self.free_bias else _with_ones(rows) @ axes
+
+        weights = self._optimum(turned(x), F.one_hot(y, classes).to(x), curvature, penalty, absent)
+        return lambda rows: F.log_softmax(absent + turned(rows) @ weights, 1)
+
+    def _optimum(
+        self, x: Tensor, targets: Tensor, curvature: Tensor, penalty: Tensor, absent: Tensor
+    ) -> Tensor:
+        """Weights [axes, C] from rows in principal axes.
+
+        There x'x/n is diagonal, and the Hessian lies below curvature / 2 + penalty (Böhning 1992):
+        every axis has its own longest safe step. Momentum starts over when it points uphill. As
+        the objective is lam/n strongly convex (but for a free bias), |gradient| n / lam bounds the
+        way still to go.
+        """
+        n, momentum = len(x), 1.0
+        step = (1 / (curvature / 2 + penalty))[:, None]
+        at = ahead = x.new_zeros(x.shape[1], targets.shape[1])
+        for _ in range(self.iterations):
+            error = (x @ ahead).add_(absent).softmax(1).sub_(targets)
+            gradient = torch.addmm(penalty[:, None] * ahead, x.T, error, alpha=1 / n)
+            if float(gradient.norm()) * n <= self.tolerance * self.lam:
+                return ahead
+            moved = ahead - step * gradient
+            stride = moved - at
+            if float((stride * gradient).sum()) > 0:
+                momentum = 1.0
+            following = (1 + sqrt(1 + 4 * momentum**2)) / 2
+            ahead = moved + (momentum - 1) / following * stride
+            at, momentum = moved, following
+        return at
+
+
+def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Orthonormal axes [d, min(n, d)] that span the rows, and the eigenvalues of x'x/n, rising.
+
+    >>> axes, values = principal_axes(torch.tensor([[0.0, 3.0, 4.0]]))
+    >>> values, axes.abs().squeeze()
+    (tensor([25.]), tensor([0.0000, 0.6000, 0.8000]))
+    """
+    n, d = x.shape
+    span = torch.linalg.qr(x.T).Q if d > n else None
+    inside = x if span is None else x @ span
+    values, turn = torch.linalg.eigh(inside.T @ inside / n)
+    return turn if span is None else span @ turn, values.clamp(min=0)
+
+
+def in_few_columns(x: Tensor) -> Tensor:
+    """The same rows up to a rotation, in at most as many columns as there are rows.
+
+    A ridge optimum lies in the span of the rows and reads only their inner products, which this
+    keeps; of a wide layer it needs the Gram matrix.
+
+    >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]])
+    >>> few = in_few_columns(rows)
+    >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
+    (torch.Size([2, 2]), True)
+    """
+    if x.shape[1] <= len(x):
+        return x
+    values, vectors = torch.linalg.eigh(x @ x.T)
+    columns: Tensor = vectors * values.clamp(min=0).sqrt()
+    return columns
+
+
+def shared_components(features: Sequence[Array], count: int) -> list[Tensor]:
+    """Several matrices of one layer in the `count` principal axes of all their rows together.
+
+    Columns are standardised first, by one mean and spread for all matrices. Measure the result with
+    RidgeProbe(whiten="scalar"): whitened per dimension, the last axis would weigh as much as the
+    first.
+
+    >>> before = torch.tensor([[3.0, 3.0], [-3.0, -3.0]])
+    >>> both = shared_components([before, 2 * before], 1)
+    >>> [round(abs(float(part[0])), 3) for part in both]
+    [0.894, 1.789]
+    """
+    parts = [as_matrix(z) for z in features]
+    same_width(*parts)
+    rows = whitened(torch.cat(parts), sum(map(len, parts)), "dimension")
+    most = min(rows.shape)
+    if not 1 <= count <= most:
+        raise BadInput(f"{count} components of {tuple(rows.shape)} features; there are 1 to {most}")
+    axes, _ = principal_axes(rows)
+    return list(torch.split(rows @ axes[:, -count:].flip(1), [len(part) for part in parts]))
+
+
+def _with_ones(x: Tensor) -> Tensor:
+    return torch.cat([x, x.new_ones(len(x), 1)], 1)

@@ -1,0 +1,50 @@
+"""Linear algebra that the diagnostics share."""
+
+from __future__ import annotations
+
+import torch
+from normals import normal
+
+from fedloom.analysis.geometry import centred, principal_components, squared_distances
+
+
+def test_a_column_constant_but_for_rounding_is_exactly_zero():
+    """The mean of seven times 0.1 is off by one bit; a spread of 1e-9 of the size is real."""
+    column = torch.full((7,), 0.1, dtype=torch.float64)
+    assert (column - column.mean()).any()
+    tiny = 1e3 + 1e-6 * normal(7, 1)
+    assert not centred(torch.stack([column * 1e6 / 3, column], 1)).any()
+    assert centred(tiny).any()
+
+
+def test_squared_distances_far_from_the_origin():
+    """Shifting all rows by 1e6 must not cost the digits of distances near 1."""
+    x = normal(40, 5)
+    plain = (x[:, None] - x).square().sum(2)
+    assert torch.allclose(squared_distances(x), plain, rtol=0, atol=1e-12)
+    assert torch.allclose(squared_distances(x + 1e6), plain, rtol=0, atol=1e-7)
+
+
+def test_principal_components_are_the_same_from_either_side():
+    """A wide matrix (eigenvectors of XX') and the same rows turned into fewer columns (of X'X)."""
+    wide = normal(12, 40) * torch.linspace(3, 0.1, 40)
+    narrow = torch.linalg.qr(centred(wide).T, mode="r").R.T  # the same Gram matrix, 12 columns
+    (a, share), (b, other) = principal_components(wide, 4), principal_components(narrow, 4)
+    assert torch.allclose(a, b, atol=1e-10)
+    assert abs(share - other) < 1e-12
+    spectrum = torch.linalg.svdvals(centred(wide)).square()
+    assert abs(share - float(spectrum[:4].sum() / spectrum.sum())) < 1e-12
+    assert torch.allclose(a.square().sum(0), spectrum[:4])
+
+
+def test_a_component_has_one_sign():
+    """Negating the rows negates all scores; the largest score stays positive."""
+    x = normal(12, 4)
+    scores = principal_components(x, 4)[0]
+    assert torch.allclose(scores, principal_components(-x, 4)[0])
+    assert torch.equal(scores.amax(0), scores.abs().amax(0))
+
+
+def test_no_more_components_than_there_are():
+    assert principal_components(normal(3, 9), 50)[0].shape == (3, 3)
+    assert principal_components(normal(1, 2), 2)[0].tolist() == [[0]]

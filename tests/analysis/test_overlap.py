@@ -1,0 +1,148 @@
+"""Overlap of features of disjoint inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from normals import normal
+
+from fedloom.analysis.overlap import centroid_ratio, feature_collapse, set_overlap
+from fedloom.errors import BadInput
+
+
+def test_worked_by_hand():
+    """{0,2} and {6,8}: means 1 and 7 about 4, between 4 * 9 = 36, total 40, eta2 .9. Energy: cross
+    distances 6, 8, 4, 6 (mean 6), inside 2 and 2: 12 - 4 = 8, over the mean of all six, 28/6.
+    Two neighbours: 6 sees 8, 2; 8 sees 6, 2: half in the first set, over 2/3: 3/4.
+    """
+    found = set_overlap(torch.tensor([0.0, 2]), torch.tensor([6.0, 8]), k=2)
+    assert found.eta2 == pytest.approx(0.9)
+    assert found.null_eta2 == pytest.approx(1 / 3)
+    assert found.energy == pytest.approx(8 / (28 / 6))
+    assert found.cross_neighbours == pytest.approx(0.75)
+    assert math.isnan(found.auc)
+    assert (found.n, found.k) == ((2, 2), 2)
+
+
+def test_two_gaussians_four_apart():
+    """d = 8: between variance (4/2)^2 = 4, within 8: 4/12 = .333. The best linear error is
+    Phi(-2) = .0228 and the AUC Phi(4/sqrt 2) = .9977; A-distance 2 (1 - 2 * .0228) = 1.909."""
+    second = normal(1000, 8, seed=1)
+    second[:, 0] += 4
+    found = set_overlap(normal(1000, 8), second)
+    assert found.eta2 == pytest.approx(1 / 3, abs=0.015)
+    assert found.auc == pytest.approx(0.9977, abs=0.002)
+    assert found.a_distance == pytest.approx(1.909, abs=0.03)
+    assert found.cross_neighbours < 0.2
+    assert found.energy > 0.2
+
+
+def test_unequal_sets_count_alike_in_the_discriminator():
+    """1500 and 100 rows, 4 apart: a threshold halfway has error Phi(-2) on both sides; one at the
+    pooled mean, a quarter from the larger set, would be wrong for four in ten of it."""
+    second = normal(100, 4, seed=1)
+    second[:, 0] += 4
+    assert set_overlap(normal(1500, 4), second).a_distance == pytest.approx(1.909, abs=0.08)
+
+
+@pytest.mark.parametrize("columns", [8, 300])
+def test_one_law(columns):
+    """Every number at its null, in fewer and in more dimensions than rows."""
+    runs = [
+        set_overlap(normal(120, columns, seed=s), normal(80, columns, seed=s + 99))
+        for s in range(8)
+    ]
+    assert runs[0].null_eta2 == 1 / 199
+    mean = {
+        name: sum(getattr(one, name) for one in runs) / 8
+        for name in ("eta2", "auc", "a_distance", "cross_neighbours", "energy")
+    }
+    assert mean["eta2"] == pytest.approx(1 / 199, rel=0.4)
+    assert mean["auc"] == pytest.approx(0.5, abs=3 * runs[0].auc_noise / math.sqrt(8))
+    assert mean["a_distance"] == pytest.approx(0, abs=0.15)
+    assert mean["cross_neighbours"] == pytest.approx(1, abs=0.1)
+    assert mean["energy"] == pytest.approx(0, abs=0.01)
+
+
+def test_noise_of_the_area():
+    """Mann-Whitney: sqrt((n + m + 1) / (12 n m)); 120 and 80 rows: .0418."""
+    found = set_overlap(normal(120, 2), normal(80, 2, seed=1))
+    assert found.auc_noise == pytest.approx(math.sqrt(201 / (12 * 120 * 80)))
+
+
+def test_a_ring_about_a_ball_is_seen_by_neighbours_only():
+    """Same means, so eta2 and the linear area are at chance, while nobody's neighbours cross."""
+    ball = normal(200, 2) * 0.1
+    ring = normal(200, 2, seed=1)
+    ring = 5 * ring / ring.norm(dim=1, keepdim=True)
+    found = set_overlap(ball, ring)
+    assert found.eta2 < 0.03
+    assert found.auc < 0.65
+    assert found.cross_neighbours == 0
+    assert found.energy > 0.2
+
+
+def test_separated_sets_in_more_dimensions_than_rows():
+    found = set_overlap(normal(30, 100), normal(30, 100, seed=1) + 3)
+    assert found.auc == 1
+    assert found.a_distance == 2
+
+
+def test_scaling_features_and_swapping_sets():
+    """Rotation, one scale and shift change nothing; swapping the sets keeps all but the
+    neighbours, which are asked of the second."""
+    a, b = normal(40, 5), normal(40, 5, seed=1) + 0.5
+    plain, moved, swapped = set_overlap(a, b), set_overlap(3 * a - 7, 3 * b - 7), set_overlap(b, a)
+    for name in ("eta2", "energy", "cross_neighbours", "auc"):
+        assert getattr(plain, name) == pytest.approx(getattr(moved, name), rel=1e-9), name
+    for name in ("eta2", "energy"):
+        assert getattr(plain, name) == pytest.approx(getattr(swapped, name), rel=1e-9), name
+
+
+def test_collapse_is_the_ratio_of_eta2():
+    """{0,2}: against {4,6} 16/20, against {6,8} 36/40: rho = 8/9, below 1: collapsed."""
+    origin = torch.tensor([0.0, 2])
+    local, reference = (origin, origin + 4), (origin, origin + 6)
+    found = feature_collapse(local, reference)
+    assert found.rho == pytest.approx(8 / 9)
+    assert found.local.eta2 == pytest.approx(0.8)
+    assert found.reference.eta2 == pytest.approx(0.9)
+    assert math.isnan(feature_collapse(local, (origin, origin)).rho)
+
+
+def test_centroids_by_hand():
+    """Centroids 0, 4, 12 on a line, rows at +-1: mean distance (4 + 12 + 8)/3 = 8 over spread 1.
+    Centroids 0, 1, 2 with rows at +-2: (1 + 2 + 1)/3 over 2 = 2/3. Ratio 1/12. A lonely row of
+    class 9 is left out."""
+    labels = torch.tensor([0, 0, 1, 1, 2, 2, 9])
+    reference = torch.tensor([-1.0, 1, 3, 5, 11, 13, 500])
+    local = torch.tensor([-2.0, 2, -1, 3, 0, 4, -500])
+    found = centroid_ratio(local, reference, labels)
+    assert found.reference == pytest.approx(8)
+    assert found.local == pytest.approx(2 / 3)
+    assert found.value == pytest.approx(1 / 12)
+    assert (found.classes, found.n) == (3, 6)
+
+
+def test_degenerate_input():
+    flat = torch.full((6, 3), 0.1)
+    found = set_overlap(flat, flat)
+    assert math.isnan(found.eta2)
+    assert math.isnan(found.energy)
+    assert found.auc == 0.5
+    assert found.a_distance == 0
+    assert found.cross_neighbours == pytest.approx(1)
+    single = set_overlap(torch.zeros(1), torch.ones(1))
+    assert single.eta2 == 1
+    assert math.isnan(single.energy)
+    lonely = torch.tensor([0, 1])
+    assert math.isnan(centroid_ratio(torch.eye(2), torch.eye(2), lonely).value)
+    same = torch.tensor([0, 0, 1, 1])
+    assert math.isnan(centroid_ratio(flat[:4], torch.eye(4), same).value)
+    assert math.isnan(centroid_ratio(torch.eye(4), flat[:4], same).value)
+    with pytest.raises(BadInput, match="3 and 2 columns"):
+        set_overlap(flat, torch.zeros(6, 2))
+    with pytest.raises(BadInput, match="at least one neighbour"):
+        set_overlap(flat, flat, k=0)
