@@ -34,6 +34,8 @@ from fedloom.core.site import Visit
 from fedloom.core.tree import State, Tree
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
+from fedloom.runs.launch import Result
+from fedloom.runs.scores import Record
 
 # ------------------------------------------------------------------ data
 
@@ -223,6 +225,13 @@ def same(a: Tree, b: Tree) -> bool:
 def finite(state: State) -> bool:
     """No infinity and no NaN anywhere."""
     return all(bool(torch.isfinite(v).all()) for tree in state.values() for v in tree.values())
+
+
+def told(result: Result) -> tuple[Record, list[Record]]:
+    """All a run says, but not how long it took and where it is."""
+    changing = ("seconds", "activities", "run")
+    records = [{k: v for k, v in r.items() if k not in changing} for r in result.records]
+    return {k: v for k, v in result.summary.items() if k not in changing}, records
 
 
 # ------------------------------------------------------------------ the command line

@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +23,9 @@ from fedloom.errors import BadInput, CheckpointError, FedloomError, RunFolderErr
 from fedloom.runs.config import RunConfig
 
 if TYPE_CHECKING:
+    from fedloom.loggers import Logger
     from fedloom.runs.progress import Bar
+    from fedloom.runs.runner import Watcher
 
 app = typer.Typer(
     name="fedloom",
@@ -41,6 +43,10 @@ Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the sum
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
+Log = Annotated[
+    str | None,
+    typer.Option(help="tensorboard, wandb (offline), mlflow, or several: a,b.", metavar="NAMES"),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="What the flags say, e.g. clients=8."),
@@ -125,6 +131,7 @@ def run_command(
     quiet: Quiet = False,
     overwrite: Overwrite = False,
     profile: Profile = False,
+    log: Log = None,
     flags: dict[str, Any],
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
@@ -134,8 +141,13 @@ def run_command(
     from fedloom.runs.progress import profile_table, summary_table
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
-    with _stoppable(str(chosen.out)), _bar(quiet) as bar, engine_of(chosen) as engine:
-        watchers = [bar.watcher(chosen.method)] if bar else []
+    with (
+        _stoppable(str(chosen.out)),
+        _loggers(log) as loggers,
+        _bar(quiet) as bar,
+        engine_of(chosen) as engine,
+    ):
+        watchers = _watchers(loggers, bar, chosen.method)
         result = start(Experiment.build(chosen), engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result.summary))
     _show(profile_table(result.summary) if profile and not as_json else None)
@@ -152,6 +164,7 @@ def compare_command(
     as_json: Json = False,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    log: Log = None,
     flags: dict[str, Any],
 ) -> None:
     """Compare methods under one budget over several seeds.
@@ -166,13 +179,17 @@ def compare_command(
 
     folder = chosen.out or _new_folder("compare")
     given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
-    with _stoppable(folder, compare=True), _bar(quiet, runs=len(names) * seeds) as bar:
+    with (
+        _stoppable(folder, compare=True),
+        _loggers(log) as loggers,
+        _bar(quiet, runs=len(names) * seeds) as bar,
+    ):
         found = compare(
             names,
             chosen.data,
             seeds=range(seeds),
             model=chosen.model,
-            watch=(lambda label, i, n: [bar.watcher(label, i)]) if bar else None,
+            watch=lambda label, i, n: _watchers(loggers, bar, label, i),
             overwrite=overwrite,
             **given,
         )
@@ -188,13 +205,14 @@ def resume(
     *,
     as_json: Json = False,
     quiet: Quiet = False,
+    log: Log = None,
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
     from fedloom.runs.launch import resume as go_on
     from fedloom.runs.progress import summary_table
 
-    with _stoppable(str(run)), _bar(quiet) as bar:
-        result = go_on(run, watchers=[bar.watcher(str(run))] if bar else [])
+    with _stoppable(str(run)), _loggers(log) as loggers, _bar(quiet) as bar:
+        result = go_on(run, watchers=_watchers(loggers, bar, str(run)))
     for warning in result.warnings:
         _note(warning)
     _show(None if quiet or as_json else summary_table(result.summary))
@@ -257,6 +275,23 @@ def list_command(
 
 
 @app.command()
+def ledger(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    *,
+    as_json: Json = False,
+) -> None:
+    """What left which client in which round: names, shapes and bytes."""
+    from fedloom.runs.folder import RunPaths
+    from fedloom.runs.ledger import Account
+    from fedloom.runs.progress import ledger_tables
+
+    account = Account.read(RunPaths(run).ledger)
+    for table in [] if as_json else ledger_tables(account):
+        out.print(table)
+    _print_json(account.as_record(), as_json)
+
+
+@app.command()
 def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.")]) -> None:
     """A method's algorithm, hyper-parameters, deviations, what travels, and what it costs."""
     from fedloom.catalogue import page
@@ -284,6 +319,25 @@ def _bar(quiet: bool, runs: int = 1) -> Iterator[Bar | None]:
 
     with Bar(err, runs) as bar:
         yield bar
+
+
+@contextmanager
+def _loggers(names: str | None) -> Iterator[list[Logger]]:
+    """Loggers by name, closed also where a run fails."""
+    if names is None:
+        yield []
+        return
+    from fedloom.loggers import make_logger
+
+    with ExitStack() as stack:
+        yield [stack.enter_context(make_logger(name.strip())) for name in names.split(",")]
+
+
+def _watchers(
+    loggers: Iterable[Logger], bar: Bar | None, label: str, done: int = 0
+) -> list[Watcher]:
+    """Whoever watches one run, `done` runs being over."""
+    return [*loggers, *([bar.watcher(label, done)] if bar else [])]
 
 
 @contextmanager

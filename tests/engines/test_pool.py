@@ -20,12 +20,11 @@ from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import Result, start
-from helpers import digits
+from fedloom.runs.launch import start
+from helpers import digits, told
 
 # Unequal clients, one of a single row, classes missing everywhere.
 HOLDINGS = (((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40), ((0, 9), 8))
-WALL_CLOCK = ("seconds", "activities")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,13 +55,6 @@ def experiment(method: str | Method, **settings: Any) -> Experiment:
     config = RunConfig.checked({"rounds": 2, "model": "mlp(hidden=[8])", **settings})
     made = parse_method(method) if isinstance(method, str) else method
     return Experiment.build(config, made, digits(*HOLDINGS))
-
-
-def told(result: Result) -> tuple[Any, ...]:
-    """All a run says, but not how long it took."""
-    records = [{k: v for k, v in r.items() if k not in WALL_CLOCK} for r in result.records]
-    summary = {k: v for k, v in result.summary.items() if k not in WALL_CLOCK}
-    return summary, records
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
@@ -152,7 +144,7 @@ def test_a_lost_worker_is_named_and_the_folder_can_be_resumed(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("pol", "did you mean 'pool'"), ("ray", "inline, pool")]
+    ("name", "said"), [("pol", "did you mean 'pool'"), ("horovod", "inline, pool")]
 )
 def test_unknown_engines(name: str, said: str) -> None:
     with pytest.raises(UnknownName, match=said):

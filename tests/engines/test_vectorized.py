@@ -31,8 +31,8 @@ from fedloom.errors import TrainingError
 from fedloom.methods import parse_method, register
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import Result, start
-from helpers import digest, digits
+from fedloom.runs.launch import start
+from helpers import digest, digits, told
 
 # Nine equal clients (a block of eight and one left over), two unlike ones.
 HOLDINGS = (*(((i, (i + 1) % 10, (i + 2) % 10), 18) for i in range(9)), ((3, 4), 25), ((5,), 1))
@@ -55,15 +55,6 @@ def experiment(method: str | Method, **settings: Any) -> Experiment:
     config = RunConfig.checked({"rounds": 2, "model": "mlp", **settings})
     made = parse_method(method) if isinstance(method, str) else method
     return Experiment.build(config, made, digits(*HOLDINGS))
-
-
-def told(result: Result) -> tuple[Any, ...]:
-    """All a run says, the digest of every state included, but not how long it took."""
-    return _timeless(result.summary), [_timeless(r) for r in result.records]
-
-
-def _timeless(record: Any) -> dict[str, Any]:
-    return {k: v for k, v in record.items() if k not in ("seconds", "activities")}
 
 
 def visits(

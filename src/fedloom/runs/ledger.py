@@ -1,7 +1,8 @@
 """The ledger: what left which client in which round, by name, shape and bytes.
 
 `ledger.jsonl` has a line for every set of things that is shared for the first time, with a number,
-and a line for every step that says which clients shared which set.
+and a line for every step that says which clients shared which set, each as often as it did. An
+answer that was refused or came too late is not in it: the journal names its client as absent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedloom.core.message import Up
+from fedloom.errors import RunFolderError
 from fedloom.runs.journal import Journal
 
 Tensors = tuple[tuple[str, tuple[int, ...], str, int], ...]
@@ -77,12 +79,8 @@ class Ledger:
             journal.truncate(goes_on_at)
             yield cls(journal)
 
-    def begin_step(self) -> None:
-        """A step that is asked again begins anew; its sets are known already."""
-        self._groups = {}
-
     def enter(self, cid: int, up: Up) -> None:
-        """One client's upload in the step under way."""
+        """One client's upload in the step under way; where it is asked again, one more."""
         shared = Shared.of(up)
         if shared not in self._known:
             self._known[shared] = len(self._known)
@@ -95,6 +93,7 @@ class Ledger:
         shared = [{"set": n, "clients": sorted(ids)} for n, ids in sorted(self._groups.items())]
         scored = {at: list(map(int, found["clients"])) for at, found in record["scores"].items()}
         self._journal.append({**step, "shared": shared, "scored": scored})
+        self._groups = {}
 
     def sync(self) -> int:
         """Make it survive a power cut; returns where it goes on."""
@@ -111,6 +110,8 @@ class Account:
     @classmethod
     def read(cls, path: Path) -> Self:
         """All complete lines, also of a run that goes on."""
+        if not path.exists():
+            raise RunFolderError(f"{path.parent} has no {path.name}; check the path of the run")
         account = cls()
         for line in Journal.read(path):
             if "set" in line:
@@ -129,6 +130,23 @@ class Account:
                     sent[cid] += self.sets[group["set"]].nbytes
         return {cid: (messages[cid], sent[cid]) for cid in sorted(messages)}
 
-    def rounds_of(self, number: int) -> list[dict[str, Any]]:
-        """The steps in which somebody shared a set."""
-        return [s for s in self.steps if any(g["set"] == number for g in s["shared"])]
+    def uses(self, number: int) -> tuple[set[int], list[dict[str, Any]]]:
+        """Who ever shared a set, and the steps in which somebody did."""
+        found = [(s, g) for s in self.steps for g in s["shared"] if g["set"] == number]
+        return {cid for _, g in found for cid in g["clients"]}, [s for s, _ in found]
+
+    def scored(self) -> dict[str, set[int]]:
+        """By moment and split: whose scores were reported."""
+        found: dict[str, set[int]] = {}
+        for step in self.steps:
+            for at, ids in step["scored"].items():
+                found.setdefault(at, set()).update(ids)
+        return found
+
+    def as_record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "sets": [shared.as_record(number) for number, shared in self.sets.items()],
+            "steps": self.steps,
+            "clients": {cid: {"messages": m, "bytes": b} for cid, (m, b) in self.clients().items()},
+        }

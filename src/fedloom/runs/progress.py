@@ -22,6 +22,7 @@ from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
 from fedloom.runs.compare import Comparison
 from fedloom.runs.experiment import Experiment
+from fedloom.runs.ledger import Account
 from fedloom.runs.scores import Record
 
 
@@ -152,6 +153,47 @@ def comparison_table(comparison: Comparison) -> Table:
             style="bold" if mean == best else "",
         )
     return table
+
+
+def ledger_tables(account: Account) -> list[Table]:
+    """What left the clients: every set of things that was ever shared, then client by client."""
+    tables = []
+    for number, shared in account.sets.items():
+        ids, steps = account.uses(number)
+        if not ids:
+            continue  # of a round that did not count
+        rounds = f"{len(steps)} time{'s' if len(steps) > 1 else ''}, {_span(steps)}"
+        table = Table(title=Text(f"Shared by {_who(ids, len(account.clients()))}: {rounds}"))
+        for head in ("tensor", "shape", "type", "bytes"):
+            table.add_column(head, justify="right" if head == "bytes" else "left")
+        for name, shape, kind, size in shared.tensors:
+            table.add_row(Text(name), "x".join(map(str, shape)) or "a number", kind, f"{size:,}")
+        table.add_section()
+        table.add_row("beside them", Text(", ".join(shared.numbers), overflow="fold"), "", "")
+        table.add_row("in one message", "", "", f"{shared.nbytes:,}")
+        tables.append(table)
+    scores = [f"{at} of {len(ids)} clients" for at, ids in sorted(account.scored().items())]
+    clients = Table(title="By client", caption=f"scores reported: {'; '.join(scores) or 'none'}")
+    for head in ("client", "messages", "sent"):
+        clients.add_column(head, justify="right")
+    for cid, (messages, sent) in account.clients().items():
+        clients.add_row(str(cid), str(messages), _mb(sent))
+    return [*tables, clients]
+
+
+def _who(ids: set[int], everybody: int) -> str:
+    if len(ids) == everybody:
+        return f"all {everybody} clients" if everybody > 1 else "the one client"
+    some = ", ".join(map(str, sorted(ids)[:8]))
+    return f"client{'s' if len(ids) > 1 else ''} {some}{' ...' if len(ids) > 8 else ''}"
+
+
+def _span(steps: list[Record]) -> str:
+    kinds = {s["kind"] for s in steps}
+    if kinds == {"train"}:
+        first, last = steps[0]["round"], steps[-1]["round"]
+        return f"round {first}" if first == last else f"rounds {first} to {last}"
+    return ", ".join(sorted({f"{s['kind']} round {s['owner']}" for s in steps}))
 
 
 def partition_table(data: FederatedData, console: Console) -> Table:

@@ -142,8 +142,6 @@ class Runner:
         r = Round(self.program, plan, self.server, cohort)
         scores, kept = Scores(), self.clients.draft()
         sent, absent = {"bytes_up": 0, "bytes_down": 0}, dict[int, str]()
-        if self._ledger is not None:
-            self._ledger.begin_step()
 
         def job(cid: int) -> Job:
             down = send(r, cid)

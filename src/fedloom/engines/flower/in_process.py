@@ -73,7 +73,9 @@ class LocalGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        name = next(i for i in message_ids if i in self._waiting)
+        name = next((i for i in message_ids if i in self._waiting), None)
+        if name is None:
+            return []
         message = from_wire(self._waiting.pop(name))
         context = self._contexts[message.metadata.dst_node_id]
         return [from_wire(to_wire(self.app(message, context)))]

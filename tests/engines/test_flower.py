@@ -1,0 +1,454 @@
+"""Over Flower's messages: the reference engine's bytes, and replies that no honest client gives."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedloom.core.digest import digest, receipt, state_sha256
+from fedloom.core.evaluate import Ask
+from fedloom.core.message import Down, Plan, Up
+from fedloom.core.tree import State
+from fedloom.data import FederatedData, Seats, load
+from fedloom.engines import make_engine
+from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
+from fedloom.engines.flower.codec import Order, Reply
+from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
+from fedloom.engines.flower.node import Node, client_app
+from fedloom.engines.flower.vault import LostState, Vault
+from fedloom.engines.inline import Inline
+from fedloom.errors import BadInput, TooFewClients
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.launch import go_on, start
+from fedloom.runs.ledger import Account
+from helpers import StopAt, digits, same, told
+
+CLIENTS = (((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 8))
+
+
+def experiment(expression: str = "fedper", **settings: Any) -> Experiment:
+    config = RunConfig.checked(
+        {"method": expression, "rounds": 3, "model": "mlp(hidden=[8])", **settings}
+    )
+    return Experiment.build(config, data=digits(*CLIENTS))
+
+
+# ------------------------------------------------------------------ the same bytes
+
+
+@pytest.mark.parametrize(
+    ("expression", "settings"),
+    [
+        ("fedavg", {"participation": 0.5, "protocol": "fedpac"}),
+        ("fedrep(adapt_epochs=2) + control_variates", {"eval_every": 2}),
+        ("local", {"model": "mlp(hidden=[8]) | mlp(hidden=[6, 5])"}),
+        ("fedper", {"model": "mlp(hidden=[8], norm=batch)", "protocol": "cohort"}),
+    ],
+)
+def test_other_settings_too(expression: str, settings: dict[str, Any]) -> None:
+    made = experiment(expression, **settings)
+    assert told(start(made, make_engine("flower"))) == told(start(made, Inline()))
+
+
+def test_shared_test_sets_are_scored_by_the_server() -> None:
+    source, held = load("digits"), digits(*CLIENTS).partition
+    shared = {"anybody's": np.arange(1500, 1560)}
+    data = FederatedData(source, replace(held, shared=shared))
+    config = RunConfig(method="fedavg", rounds=2, protocol="fedbr", model="mlp(hidden=[8])")
+    made = Experiment.build(config, data=data)
+    assert told(start(made, InProcess())) == told(start(made, Inline()))
+
+
+def test_a_stopped_run_goes_on_from_the_states_at_the_sites(tmp_path: Path) -> None:
+    """Two steps done, a third begun and given up; the server has receipts only."""
+    whole = start(experiment(rounds=5, out=str(tmp_path / "whole")), InProcess())
+    made = experiment(rounds=5, out=str(tmp_path / "run"), checkpoint_every=50)
+    with pytest.raises(KeyboardInterrupt):
+        start(made, InProcess(), [StopAt(3)])
+    assert not any(
+        tensor.numel() > 32
+        for state in _checkpointed(tmp_path / "run").values()
+        for tree in state.values()
+        for tensor in tree.values()
+    )
+    assert told(go_on(made, InProcess())) == told(whole)
+
+
+def _checkpointed(folder: Path) -> dict[int, State]:
+    from fedloom.runs.checkpoint import Checkpoints
+
+    return dict(Checkpoints(folder / "checkpoints").load_latest()[0].clients)
+
+
+# ------------------------------------------------------------------ the codec
+
+
+def wire(records: RecordDict) -> RecordDict:
+    LocalGrid(ClientApp(), 0)  # without one Flower makes no message
+    message = Message(records, dst_node_id=1, message_type="train")
+    message.metadata.__dict__["_message_id"] = "1"
+    return from_wire(to_wire(message)).content
+
+
+def test_orders_survive_with_types_empty_slices_and_no_axes() -> None:
+    state = {
+        "model": {"body.0.weight": torch.randn(2, 3), "steps": torch.tensor(7)},
+        "empty": {},
+        "flags": {"mask": torch.tensor([True, False]), "half": torch.ones(2).half()},
+    }
+    plan = Plan(3, "special", "dbe.mean", "all", seed=5, clients=9)
+    order = Order(4, "client", Down(plan, state), "ab" * 32, Ask(("trained",), ("test", "val")))
+    found = codec.read_order(wire(codec.write_order(order, {})))
+    assert (found.cid, found.task, found.own, found.ask) == (4, "client", "ab" * 32, order.ask)
+    assert found.down.plan == plan
+    assert list(found.down.state) == ["model", "empty", "flags"]
+    assert all(same(found.down.state[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("own", [None, "", "00" * 32])
+def test_new_keeping_nothing_and_keeping_are_three_things(own: str | None) -> None:
+    order = Order(0, "evaluate", Down(Plan(1), {}), own)
+    assert codec.read_order(wire(codec.write_order(order, {}))).own == own
+
+
+def test_a_tensor_that_many_get_is_encoded_once() -> None:
+    value, arrays = torch.randn(3), {}
+    orders = [Order(i, "client", Down(Plan(1), {"m": {"w": value}}), None) for i in range(3)]
+    written = [codec.write_order(order, arrays) for order in orders]
+    assert len(arrays) == 1
+    assert len({id(w.array_records["state/m"]["w"].data) for w in written}) == 1
+
+
+def test_a_type_that_flower_cannot_carry_is_named() -> None:
+    order = Order(0, "client", Down(Plan(1), {"model": {"w": torch.ones(1).bfloat16()}}), None)
+    with pytest.raises(BadInput, match=r"model/w is torch\.bfloat16, which Flower cannot carry"):
+        codec.write_order(order, {})
+
+
+# ------------------------------------------------------------------ what a site keeps
+
+
+def test_a_site_keeps_the_newest_state_and_the_one_it_came_from(tmp_path: Path) -> None:
+    states: list[State] = [{"model": {"w": torch.full((2,), float(i))}} for i in range(4)]
+    names: list[str] = []
+    for i, state in enumerate(states):
+        vault = Vault(tmp_path)  # a new process for every message
+        names.append(vault.put(state, names[-1] if i else None))
+        assert vault.names() == set(names[-2:])
+    assert names == [digest(s) for s in states]
+    # A round that did not count: the next one comes from the same state, and it is still there.
+    again = Vault(tmp_path).put({"model": {"w": torch.full((2,), 9.0)}}, names[2])
+    assert Vault(tmp_path).names() == {names[2], again}
+    assert same(Vault(tmp_path).get(names[2])["model"], states[2]["model"])
+
+
+def test_a_process_that_outlived_its_node_removes_nothing_newer(tmp_path: Path) -> None:
+    """It began when only `first` was there, and ends after two rounds that counted."""
+    first = Vault(tmp_path).put({"m": {"w": torch.zeros(1)}}, None)
+    late = Vault(tmp_path)
+    second = Vault(tmp_path).put({"m": {"w": torch.ones(1)}}, first)
+    third = Vault(tmp_path).put({"m": {"w": torch.full((1,), 2.0)}}, second)
+    late.put({"m": {"w": torch.full((1,), 3.0)}}, first)
+    assert {second, third} <= Vault(tmp_path).names()
+
+
+def test_a_lost_or_altered_state_is_never_replaced_in_silence(tmp_path: Path) -> None:
+    vault = Vault(tmp_path)
+    name = vault.put({"m": {"w": torch.zeros(1)}}, None)
+    other = Vault(tmp_path / "other").put({"m": {"w": torch.ones(1)}}, None)
+    with pytest.raises(LostState, match=f"the state {'ab' * 6} that the server counts on is not"):
+        vault.get("ab" * 32)
+    (tmp_path / f"{name}.state").write_bytes((tmp_path / "other" / f"{other}.state").read_bytes())
+    with pytest.raises(LostState, match="was altered"):
+        vault.get(name)
+
+
+# ------------------------------------------------------------------ sites that misbehave
+
+
+class Grid(LocalGrid):
+    """A grid whose nodes can be lost, late or dishonest."""
+
+    def __init__(self, app: ClientApp, nodes: int, spoil: Callable[[Message], Message]) -> None:
+        super().__init__(app, nodes)
+        self.spoil, self.joined = spoil, {1000 + i for i in range(nodes)}
+
+    def get_node_ids(self) -> list[int]:
+        return [n for n in super().get_node_ids() if n in self.joined]
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        return [self.spoil(reply) for reply in super().pull_messages(message_ids)]
+
+
+def engine(
+    made: Experiment, folder: Path, spoil: Callable[[Message], Message], **how: Any
+) -> tuple[Flower, Grid]:
+    def node(context: Any) -> Node:
+        cid = int(context.node_config["client"])
+        return Node(made.program, made.data.client(cid), Vault(folder / str(cid)), **how)
+
+    grid = Grid(client_app(node, lambda context: dict(context.node_config)), len(CLIENTS), spoil)
+    roster = Roster(Line(grid, deadline=5, poll=0.01), lambda hello: int(str(hello["client"])))
+    return Flower(roster, patience=0.05), grid
+
+
+def only(cid: int, t: int, change: Callable[[RecordDict], RecordDict]) -> Any:
+    """Changes the reply of one client in one training round."""
+    seen = {"trained": 0}
+
+    def spoil(reply: Message) -> Message:
+        records = reply.content
+        if "rows" not in records.config_records.get("head", {}):
+            return reply
+        if records.config_records["head"]["client"] != cid:
+            return reply
+        seen["trained"] += 1
+        if seen["trained"] == t:
+            reply.content = change(records)
+        return reply
+
+    return spoil
+
+
+def with_array(slice_name: str, key: str, value: torch.Tensor) -> Callable[[RecordDict], Any]:
+    def change(records: RecordDict) -> RecordDict:
+        name = f"state/{slice_name}"
+        found = dict(records.array_records.get(name, {}))
+        records[name] = ArrayRecord({**found, key: Array(value.numpy())})
+        return records
+
+    return change
+
+
+def without_array(records: RecordDict) -> RecordDict:
+    found = dict(records.array_records["state/model"])
+    found.pop("body.linear0.bias", None) or found.popitem()
+    records["state/model"] = ArrayRecord(found)
+    return records
+
+
+def says(**values: Any) -> Callable[[RecordDict], RecordDict]:
+    def change(records: RecordDict) -> RecordDict:
+        records["head"] = ConfigRecord({**dict(records.config_records["head"]), **values})
+        return records
+
+    return change
+
+
+KEY = next(k for k in experiment().program.shared(0) if k.endswith("weight"))
+SHAPE = experiment().program.nets[0].initial[KEY].shape
+HEAD = next(k for k in experiment().program.nets[0].initial if k.startswith("head"))
+BAD = {
+    "nan": (with_array("model", KEY, torch.full(SHAPE, torch.nan)), f"'model/{KEY}' is not finite"),
+    "shape": (with_array("model", KEY, torch.zeros(3)), r"float32 \[3\], not torch\.float32"),
+    "type": (with_array("model", KEY, torch.zeros(SHAPE).double()), "float64"),
+    "unknown name": (with_array("model", "extra", torch.zeros(1)), "unknown tensor 'model/extra'"),
+    "unknown slice": (with_array("spy", "x", torch.zeros(1)), "the unknown tensor 'spy/x'"),
+    "personal": (with_array("model", HEAD, torch.zeros(1)), f"the personal tensor {HEAD!r}"),
+    "missing": (without_array, "it lacks the tensor 'model/"),
+    "no rows": (says(rows=0), "it says that it has 0 rows"),
+    "other client": (says(client=3), "it speaks for client 3"),
+    "bad receipt": (says(own="not hex"), "its reply was refused: ValueError"),
+    "empty": (lambda records: RecordDict(), "its reply was refused: KeyError"),
+    "no pickle": (
+        lambda records: with_array_bytes(records, b"\x80\x04K\x01."),
+        "its reply was refused: ValueError",
+    ),
+}
+
+
+def with_array_bytes(records: RecordDict, data: bytes) -> RecordDict:
+    records["state/model"] = ArrayRecord({KEY: Array("float32", (1,), "numpy.ndarray", data)})
+    return records
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_path: Path) -> None:
+    """Client 1's second reply is bad. It counts as absent in that round, its next round goes on
+    from the state of the first, and the end is that of a run in which it never answered then."""
+    change, why = BAD[case]
+    made = experiment()
+    asked, _ = engine(made, tmp_path / "bad", only(1, 2, change))
+    result = start(made, asked)
+    assert [list(r.get("absent", {})) for r in result.records] == [[], [1], []]
+    assert re.search(why, result.records[1]["absent"][1])
+    silent, _ = engine(made, tmp_path / "silent", only(1, 2, lambda records: _error()))
+    assert told(start(made, silent))[0] == told(result)[0]
+
+
+def _error() -> RecordDict:
+    return codec.write_error("Asleep", "at night")
+
+
+def test_a_state_that_is_gone_is_reported_until_the_site_may_start_afresh(tmp_path: Path) -> None:
+    made = experiment()
+
+    def loses(reply: Message) -> Message:
+        for file in (tmp_path / "2").glob("*.state"):
+            file.unlink()
+        return reply
+
+    asked, _ = engine(made, tmp_path, loses)
+    result = start(made, asked)
+    assert [sorted(r.get("absent", {})) for r in result.records] == [[], [2], [2]]
+    assert "LostState: the state" in result.records[1]["absent"][2]
+    restarting, _ = engine(made, tmp_path, loses, lost_state="restart")
+    assert not any("absent" in r for r in start(made, restarting).records)
+
+
+def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
+    """Client 3 appears in round 30: absent before, from then on in every cohort; what it keeps
+    after its first round is what `client_init` and one round of training make."""
+    made = experiment(rounds=31, protocol="cohort")
+    cohorts: list[list[int]] = []
+
+    class Joining:
+        def begun(self, experiment: Experiment, done: int) -> None:
+            grid.joined.remove(1003)
+
+        def step(self, record: Any) -> None:
+            cohorts.append(record["cohort"])
+            if record["round"] == 29:
+                grid.joined.add(1003)
+
+        def ended(self, summary: Any) -> None:
+            pass
+
+    asked, grid = engine(made, tmp_path, lambda reply: reply)
+    orders: list[Order] = []
+    answer = Node.answer
+
+    def watched(node: Node, order: Order) -> RecordDict:
+        orders.append(order)
+        return answer(node, order)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Node, "answer", watched)
+        start(made, asked, [Joining()])
+    assert cohorts == [[0, 1, 2]] * 29 + [[0, 1, 2, 3]] * 2
+    mine = [order for order in orders if order.cid == 3 and order.task == "client"]
+    assert [order.down.plan.t for order in mine] == [30, 31]
+    assert mine[0].own is None
+    assert mine[1].own is not None
+
+
+def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Path) -> None:
+    """Two of four are asked for; in round 2 three of four fail twice, then all is well."""
+    made = experiment(min_clients=2, out=str(tmp_path / "run"))
+    failures = {"left": 6}
+
+    def spoil(reply: Message) -> Message:
+        head = reply.content.config_records.get("head", {})
+        late = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
+        if "rows" in head and head["client"] != 0 and late and failures["left"]:
+            failures["left"] -= 1
+            reply.content = _error()
+        return reply
+
+    asked, _ = engine(made, tmp_path, spoil)
+    result = start(made, asked)
+    # Client 0 answered all three attempts of round 2, the others only the last: that left them.
+    assert {
+        cid: n for cid, (n, _) in Account.read(tmp_path / "run" / "ledger.jsonl").clients().items()
+    } == {0: 5, 1: 3, 2: 3, 3: 3}
+    assert told(result) == told(start(made, Inline(), overwrite=True))
+
+    failures["left"] = 1000
+    asked, _ = engine(made, tmp_path, spoil)
+    with pytest.raises(TooFewClients) as caught:
+        start(made, asked, overwrite=True)
+    assert "round 2: 1 of 4 clients answered, fewer than min_clients = 2" in str(caught.value)
+    assert "client 3: Asleep: at night" in str(caught.value)
+    failures["left"] = 0
+    assert told(go_on(made, asked)) == told(start(made, Inline(), overwrite=True))
+
+
+def test_too_few_sites_are_waited_for_and_then_named(tmp_path: Path) -> None:
+    made = experiment()
+    asked, grid = engine(made, tmp_path, lambda reply: reply)
+    grid.joined.clear()
+    with pytest.raises(TooFewClients, match="0 sites are connected, fewer than the 1"):
+        start(made, asked)
+
+
+def test_more_answers_than_are_asked_for_cannot_be_wanted() -> None:
+    with pytest.raises(BadInput, match="min_clients = 3, but a round asks only 2 of 4 clients"):
+        experiment(min_clients=3, participation=0.5)
+
+
+def test_a_site_with_a_fault_of_its_own_is_absent_and_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = experiment()
+    broken = replace(made.program.method, opt=replace(made.program.method.opt, lr=float("inf")))
+    bad = replace(made, program=type(made.program)(broken, made.program.nets, 4, 0))
+
+    def node(context: Any) -> Node:
+        cid = int(context.node_config["client"])
+        program = (bad if cid == 1 else made).program
+        return Node(program, made.data.client(cid), Vault(tmp_path / str(cid)))
+
+    app = client_app(node, lambda context: dict(context.node_config))
+    roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        result = start(made, Flower(roster))
+    assert "TrainingError: client 1, round 1" in result.records[0]["absent"][1]
+    assert "client 1 is absent: TrainingError" in caplog.text
+
+
+def test_a_site_that_is_not_admitted_is_asked_once_and_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, asked_for = experiment(), []
+
+    def admit(hello: dict[str, Any]) -> int:
+        asked_for.append(hello["client"])
+        if hello["client"] == 2:
+            raise BadInput("site 2 has other data")
+        return int(hello["client"])
+
+    _, grid = engine(made, tmp_path, lambda reply: reply)
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        result = start(made, Flower(Roster(Line(grid), admit)))
+    assert result.records[-1]["cohort"] == [0, 1, 3]
+    assert asked_for == [0, 1, 2, 3]
+    assert "a node is refused: site 2 has other data" in caplog.text
+
+
+# ------------------------------------------------------------------ receipts and seats
+
+
+def test_a_receipt_stands_for_its_state_in_the_digest_of_a_federation() -> None:
+    state = {"model": {"w": torch.randn(3)}, "own": {}}
+    server = {"model": {"b": torch.ones(2)}}
+    assert state_sha256(server, {4: receipt(digest(state))}) == state_sha256(server, {4: state})
+    assert state_sha256(server, {4: state}) != state_sha256(server, {5: state})
+    assert state_sha256(server, {4: state}) != state_sha256(server, {})
+
+
+def test_a_server_without_data_can_build_an_experiment_but_not_train_here() -> None:
+    seats = Seats(3, (1, 8, 8), tuple("0123456789"), "image")
+    made = Experiment.build(RunConfig(method="fedper", protocol="cohort"), data=seats)
+    assert made.program.clients == 3
+    assert made.config.model == "mlp"
+    with pytest.raises(BadInput, match="the data of client 0 is at its site"):
+        start(made, Inline())
+
+
+def test_a_reply_survives() -> None:
+    up = Up({"model": {"w": torch.randn(2)}}, 12, {"loss": 0.5, "trained/test/accuracy": 1.0})
+    found = codec.read_reply(wire(codec.write_reply(Reply(3, up, "ab" * 32))))
+    assert (found.cid, found.own, found.up.n, found.up.metrics) == (3, "ab" * 32, 12, up.metrics)
+    assert same(found.up.state["model"], up.state["model"])
+    assert isinstance(codec.write_reply(Reply(3, up, ""))["metrics"], MetricRecord)
