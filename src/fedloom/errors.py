@@ -30,6 +30,10 @@ class TrainingError(FedloomError):
     """Local training broke down at a named client and round (a loss that is not finite)."""
 
 
+class WorkerLost(FedloomError):
+    """A worker process, here or on a cluster, ended without an answer."""
+
+
 class TooFewClients(FedloomError):
     """A round that fewer clients answered than it needs."""
 

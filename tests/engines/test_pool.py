@@ -15,8 +15,8 @@ from fedloom.core.method import Method
 from fedloom.data import FederatedData
 from fedloom.engines import make_engine
 from fedloom.engines.inline import Inline
-from fedloom.engines.pool import Pool, WorkerLost
-from fedloom.errors import BadInput, UnknownName
+from fedloom.engines.pool import Pool
+from fedloom.errors import BadInput, UnknownName, WorkerLost
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment

@@ -142,6 +142,10 @@ class FederatedData:
         """The same with its arrays in memory-mapped files: cheap to send to other processes."""
         return replace(self, source=self.source.memory_mapped())
 
+    def in_memory(self) -> FederatedData:
+        """The same with its arrays in memory: for machines that do not see the files."""
+        return replace(self, source=self.source.in_memory())
+
     def __reduce__(self) -> tuple[Any, ...]:
         return FederatedData, (self.source, self.partition, self.augment)
 

@@ -171,6 +171,11 @@ class Source:
         mapped = cached(folder, lambda scratch: self)
         return replace(mapped, name=self.name, mean=self.mean, std=self.std)
 
+    def in_memory(self) -> Source:
+        """The same source without files, for other machines."""
+        arrays: dict[str, Any] = {key: np.asarray(a) for key, a in self._arrays().items()}
+        return replace(self, **arrays, path=None)
+
     def save(self, folder: Path) -> None:
         """Write arrays, names, digests and statistics into a folder that `open` reads."""
         meta = {

@@ -30,11 +30,7 @@ from fedloom.engines import Engine, JobOf
 from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.freight import receive, send
 from fedloom.engines.worker import rebuilt, serve
-from fedloom.errors import BadInput, FedloomError
-
-
-class WorkerLost(FedloomError):
-    """A worker process ended without an answer."""
+from fedloom.errors import BadInput, WorkerLost
 
 
 class Pool(Engine):

@@ -12,11 +12,10 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +31,8 @@ from fedloom.engines import Engine, Job, JobOf
 from fedloom.engines.actor import Actor, addressed, import_ray, packed, unpacked
 from fedloom.engines.affinity import Queues, Whereabouts, deal
 from fedloom.engines.bundle import Bundle, named
-from fedloom.engines.pool import WorkerLost
 from fedloom.engines.worker import rebuilt
-from fedloom.errors import BadInput
+from fedloom.errors import BadInput, WorkerLost
 
 AHEAD = 2
 """Portions an actor has: one in work, and one so that it need not wait for us."""
@@ -110,13 +108,12 @@ class Ray(Engine):
         self._ray: Any = None
         self._connected = False
         self._members: list[_Member] = []
-        self._failed_starts = 0
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._ray = import_ray()
         self._connect()
-        self._data, self._where = data, Whereabouts()
-        self._run = [self._ray.put(program), self._ray.put(_without_files(data))]
+        self._data, self._where, self._failed_starts = data, Whereabouts(), 0
+        self._run = [self._ray.put(program), self._ray.put(_held(data))]
         idle = [m for m in self._members if m.ready and not m.under_way]
         for member in self._members:
             if member not in idle:  # it still works for a run that broke down
@@ -188,14 +185,11 @@ class Ray(Engine):
 
     def _prepared(self, handle: Any = None) -> _Member:
         """An actor, new or there before, that is about to be ready for this run."""
-        device = str(self.device)
+        cuda = self.device.type == "cuda"
         if handle is None:
-            options: dict[str, Any] = {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
-            if self.device.type == "cuda":
-                options["num_gpus"] = 1
-            handle = self._ray.remote(**options)(Actor).remote(sys.path)
-        if self.device.type == "cuda":
-            device = "cuda"  # Ray shows an actor only its own
+            wanted = {"num_cpus": 1, "num_gpus": int(cuda), "scheduling_strategy": "SPREAD"}
+            handle = self._ray.remote(**wanted)(Actor).remote(sys.path)
+        device = "cuda" if cuda else str(self.device)  # Ray shows an actor only its own
         return _Member(handle, under_way=deque([(handle.open.remote(self._run, device), None)]))
 
     def _gather(self) -> None:
@@ -327,14 +321,9 @@ class Ray(Engine):
         return list(enumerate(self._members))
 
 
-def _without_files(data: Federation) -> Federation:
-    """The same with its arrays in memory: other nodes do not see this machine's files."""
-    if not isinstance(data, FederatedData):
-        return data
-    source = data.source
-    held = {f.name: getattr(source, f.name) for f in fields(source)}
-    plain: dict[str, Any] = {k: np.asarray(a) for k, a in held.items() if isinstance(a, np.ndarray)}
-    return replace(data, source=replace(source, **plain, path=None))
+def _held(data: Federation) -> Federation:
+    """The data itself: other nodes do not see this machine's files."""
+    return data.in_memory() if isinstance(data, FederatedData) else data
 
 
 def _knock(address: str) -> None:

@@ -1,0 +1,229 @@
+"""A deployment without a network: sites with their own files, a server that never sees a row."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedloom.data import FederatedData, Partition, load
+from fedloom.data.partition.assignment import ClientRows
+from fedloom.deploy import apps
+from fedloom.deploy.books import Books
+from fedloom.deploy.personal import Personal
+from fedloom.deploy.server import serve
+from fedloom.deploy.settings import Settings
+from fedloom.deploy.site import Site, SiteConfig
+from fedloom.engines.flower.in_process import LocalGrid
+from fedloom.engines.inline import Inline
+from fedloom.errors import BadInput, FedloomError
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.launch import Result, start
+
+NAMES = ("hospital-a", "hospital-b", "hospital-c")
+KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0))
+CLASSES = ",".join("0123456789")
+CONFIG = {
+    "method": "fedper",
+    "model": "mlp(hidden=[16])",
+    "rounds": 2,
+    "batch-size": 16,
+    "sites": ",".join(NAMES),
+    "class-names": CLASSES,
+}
+
+
+def write_sites(root: Path) -> list[Path]:
+    """One site.toml and one .npz for each, with unlike classes."""
+    source, files = load("digits"), []
+    for name, kinds in zip(NAMES, KINDS, strict=True):
+        rows = np.flatnonzero(np.isin(source.y, kinds))[:90]
+        folder = root / name
+        folder.mkdir()
+        np.savez(folder / "rows.npz", x=np.asarray(source.x)[rows], y=np.asarray(source.y)[rows])
+        file = folder / "site.toml"
+        file.write_text(f'name = "{name}"\ndata = "rows.npz"\nstate = "kept"\n')
+        files.append(file)
+    return files
+
+
+def grid(files: list[Path], config: dict[str, Any]) -> LocalGrid:
+    """Every site a node."""
+    made = LocalGrid(apps.client, len(files))
+    for context, file in zip(made._contexts.values(), files, strict=True):
+        context.node_config, context.run_config = {"site": str(file)}, config
+    return made
+
+
+def deployed(files: list[Path], out: Path, **changes: Any) -> Result:
+    config = {**CONFIG, "out": str(out), **changes}
+    return serve(grid(files, config), Settings.read(config), poll=0.01)
+
+
+def together(files: list[Path], settings: Settings) -> FederatedData:
+    """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
+    sites = [Site(SiteConfig.read(file), settings).divided for file in files]
+    offsets = np.cumsum([0, *(len(site.source) for site in sites)])
+    rows = [
+        ClientRows(*(part + offset for part in site.partition.clients[0]))
+        for site, offset in zip(sites, offsets, strict=False)
+    ]
+    source = type(sites[0].source).from_arrays(
+        np.concatenate([site.source.x for site in sites]),
+        np.concatenate([site.source.y for site in sites]),
+        class_names=settings.class_names,
+    )
+    return FederatedData(source, Partition(tuple(rows), source=source.fingerprint))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    return write_sites(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fedper", "fedpac", "fedavg + dbe"])
+def test_sites_with_their_own_files_give_the_bytes_of_one_machine(
+    method: str, files: list[Path], tmp_path: Path
+) -> None:
+    result = deployed(files, tmp_path / "server", method=method)
+    settings = Settings.read({**CONFIG, "method": method})
+    made = Experiment.build(settings.run, data=together(files, settings))
+    reference = start(made, Inline())
+    assert result.summary["state_sha256"] == reference.summary["state_sha256"]
+    assert [r["scores"] for r in result.records] == [r["scores"] for r in reference.records]
+
+
+def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
+    files: list[Path], tmp_path: Path
+) -> None:
+    """Scored at the site as received in the last round; predicted from the saved files alone."""
+    result = deployed(files, tmp_path / "server", rounds=8, protocol="fedloom")
+    scores = result.records[-1]["scores"]["received/test"]["clients"]
+    for cid, file in enumerate(files):
+        settings = Settings.read({**CONFIG, "method": "fedper"})
+        site = Site(SiteConfig.read(file), settings)
+        personal = Personal.load(file.parent / "kept" / "experiment" / "model")
+        rows = site.divided.partition.clients[0].test
+        x, y = np.asarray(site.source.x)[rows], np.asarray(site.source.y)[rows]
+        accuracy = (personal.predict(x).argmax(1).numpy() == y).mean()
+        assert accuracy == pytest.approx(scores[str(cid)])
+        assert personal.card["class_names"] == list("0123456789")
+    assert (tmp_path / "server" / "run" / "summary.json").exists()
+
+
+def test_a_saved_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no personal model in"):
+        Personal.load(tmp_path)
+
+
+def test_the_server_never_sees_a_row_nor_how_many_before_training(files: list[Path]) -> None:
+    settings = Settings.read(CONFIG)
+    said = Site(SiteConfig.read(files[0]), settings).hello()
+    assert set(said) == {
+        "site", "shape", "kind", "class_names", "vocabulary", "fedloom", "torch",
+    }  # fmt: skip
+    assert said["site"] == "hospital-a"
+    assert said["class_names"] == list("0123456789")
+
+
+def test_sites_that_disagree_on_classes_are_refused_by_name(
+    files: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without class-names every site counts its own classes: the first one sets the standard."""
+    config = {**CONFIG, "class-names": ""}
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        result = deployed(files, tmp_path / "server", **config, **{"min-clients": 1})
+    assert result.records[0]["cohort"] == [0]
+    assert "site 'hospital-b' has class names ['3', '4', '5', '6'], the others have" in caplog.text
+    assert "state class-names" in caplog.text
+
+
+def hello(name: str, **changes: Any) -> dict[str, Any]:
+    said = {"site": name, "shape": [1, 8, 8], "kind": "image", "class_names": ["a", "b"]}
+    return {**said, "vocabulary": 0, "fedloom": "0", "torch": "0", **changes}
+
+
+def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> None:
+    settings = Settings.read({"clients": 2})
+    books = Books(tmp_path / "sites.json", settings)
+    assert [books.admit(hello("b")), books.admit(hello("a")), books.admit(hello("b"))] == [0, 1, 0]
+    again = Books(tmp_path / "sites.json", settings)
+    assert again.admit(hello("a")) == 1
+    assert again.seats() == books.seats()
+    with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
+        again.admit(hello("c"))
+    with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the others have \[1, 8"):
+        again.admit(hello("a", shape=[3, 8, 8]))
+    named = Books(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
+    assert named.admit(hello("b")) == 1
+    with pytest.raises(BadInput, match="site 'c' is not among the sites"):
+        named.admit(hello("c"))
+
+
+def test_a_damaged_book_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sites.json").write_text("{")
+    with pytest.raises(FedloomError, match=r"sites\.json is damaged"):
+        Books(tmp_path / "sites.json", Settings.read({"clients": 2}))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"clients": 2, "rouns": 3}, "unknown key 'rouns'; did you mean 'rounds'"),
+        ({"clients": 2, "partition": "iid"}, "partition has no meaning in a deployment"),
+        ({"clients": 2, "engine": "pool"}, "engine has no meaning in a deployment"),
+        ({}, "say in clients how many places there are, or name the sites"),
+        ({"clients": 1, "sites": "a,b"}, "clients = 1 and 2 sites"),
+        ({"clients": 2, "deadline": 0}, "deadline = 0 will not do: it should be greater than 0"),
+        ({"clients": 2, "experiment": "a/b"}, "experiment = 'a/b' will not do"),
+        ({"clients": 2, "lost-state": "forget"}, "lost_state = 'forget' will not do"),
+    ],
+)
+def test_bad_settings_are_one_sentence(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said.replace("(", r"\(")):
+        Settings.read(given)
+
+
+def test_an_ended_federation_is_not_trained_again(files: list[Path], tmp_path: Path) -> None:
+    first = deployed(files, tmp_path / "server")
+    lines = (tmp_path / "server" / "run" / "metrics.jsonl").read_text()
+    again = deployed(files, tmp_path / "server")
+    assert (tmp_path / "server" / "run" / "metrics.jsonl").read_text() == lines
+    assert again.summary["state_sha256"] == first.summary["state_sha256"]
+    assert json.loads((tmp_path / "server" / "sites.json").read_text())["sites"] == {
+        name: cid for cid, name in enumerate(NAMES)
+    }
+
+
+def test_a_server_needs_a_folder(files: list[Path]) -> None:
+    with pytest.raises(BadInput, match="needs out = a folder on the server"):
+        serve(grid(files, CONFIG), Settings.read(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name = 'a'", "data = .* will not do: field required"),
+        ("name = 'a'\nstate = 's'\ndata = 'd'\nspeed = 3", "speed = 3 will not do"),
+        ("name = ", "is not valid TOML"),
+    ],
+)
+def test_a_bad_site_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(BadInput, match=said):
+        SiteConfig.read(tmp_path / "site.toml")
+
+
+def test_a_node_without_a_site_file_says_so(files: list[Path], tmp_path: Path) -> None:
+    config = {**CONFIG, "out": str(tmp_path / "server"), "patience": 0.05}
+    made = grid(files, config)
+    for context in made._contexts.values():
+        context.node_config = {}
+    with pytest.raises(FedloomError, match="0 sites are connected"):
+        serve(made, Settings.read(config), poll=0.01)
