@@ -27,11 +27,14 @@ types: .venv/installed
 unit: .venv/installed
 	$(BIN)/pytest
 
-# About an hour, on a machine that does nothing else; real data through FEDLOOM_DATA.
+# About two hours, on a machine that does nothing else; real data through FEDLOOM_DATA.
 bench: .venv/installed
 	$(BIN)/python benchmarks/tricks.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/messages.py
+	$(BIN)/python benchmarks/deployment.py
 	$(BIN)/python benchmarks/page.py
 
 clean:

@@ -30,7 +30,7 @@ from typing import Any
 import scale
 
 RESULTS = Path(__file__).parent / "results" / "engines.json"
-ENGINES = ("inline", "pool", "ray")
+ENGINES = ("inline", "pool", "ray", "flower")
 WORKERS = 2
 Case = dict[str, Any]
 Reading = dict[str, Any]
@@ -80,9 +80,15 @@ def measure(case: Case) -> Reading:
         "start_seconds": round(watch.marks[0] - begun, 3),
         "first_round_seconds": round(rounds[0], 4),
         "seconds": [round(s, 4) for s in rounds[1:-1]],
+        "transfer_seconds": round(_transfer(watch.summary) / case["rounds"], 4),
         "state_sha256": watch.summary["state_sha256"],
         "processes": watch.processes,
     }
+
+
+def _transfer(summary: dict[str, Any]) -> float:
+    """Seconds that all processes together spent on packing, sending and unpacking."""
+    return sum(spent.get("transfer", 0.0) for spent in summary["activities"].values())
 
 
 def memory(pid: int) -> dict[str, Any]:
@@ -154,6 +160,7 @@ def summed(readings: list[Reading]) -> Reading:
         "spread": [min(seconds), max(seconds)],
         "first_round_seconds": statistics.median(r["first_round_seconds"] for r in readings),
         "start_seconds": statistics.median(r["start_seconds"] for r in readings),
+        "transfer_seconds": statistics.median(r["transfer_seconds"] for r in readings),
         "proportional_MB": round(sum(p["proportional_MB"] for p in processes), 1),
         "all_seconds": [r["seconds"] for r in readings],
         "processes": processes,

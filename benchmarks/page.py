@@ -1,6 +1,6 @@
-"""Put what was measured into docs/performance.md: `python benchmarks/page.py`.
+"""Put what was measured into the docs: `python benchmarks/page.py`.
 
-The page has marked places; the text around them is written by hand.
+The pages have marked places; the text around them is written by hand.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-PAGE = HERE.parent / "docs" / "performance.md"
+DOCS = HERE.parent / "docs"
 
 
 def read(name: str) -> dict:
@@ -103,23 +103,123 @@ def _fits(lines: list[dict], x: str) -> str:
     return "\n".join(said)
 
 
-PLACES = {"speed": speed, "tricks": tricks, "scale": scale}
+def engines() -> str:
+    """Engines side by side, for many small clients."""
+    body = []
+    for case in read("engines")["cases"]:
+        for name, r in case["engines"].items():
+            low, high = r["spread"]
+            body.append(
+                [
+                    case["method"],
+                    f"{case['clients']:,}",
+                    name,
+                    f"{r['start_seconds']:.1f}",
+                    f"{r['seconds_per_round']:.3f} ({low:.3f} to {high:.3f})",
+                    f"{1000 * r['seconds_per_round'] / case['clients']:.2f}",
+                    f"{1000 * r['transfer_seconds'] / case['clients']:.2f}",
+                    f"{r['proportional_MB']:.0f}",
+                ]
+            )
+    head = ["method", "clients", "engine", "start s", "s a round (spread)", "ms a client"]
+    return rows([*head, "of it transfer, all processes", "MB"], body)
 
 
-def filled(text: str) -> str:
-    """The page with every marked place as measured."""
-    for name, make in PLACES.items():
+def deployment() -> str:
+    """Rounds over a real deployment, and what its processes hold."""
+    found = read("deployment")
+    head = ["nodes", "MB up a client", "start s", "s a round", "same messages in process, s"]
+    body = [
+        [
+            str(r["nodes"]),
+            f"{r['megabytes_up_a_client']:.2f}",
+            f"{r['start_seconds']:.0f}",
+            f"{r['seconds_per_round']:.1f} ({min(r['all_seconds'][1:]):.1f} to"
+            f" {max(r['all_seconds'][1:]):.1f})",
+            f"{inside['flower_seconds']:.2f} (inline {inside['inline_seconds']:.2f})",
+        ]
+        for r, inside in zip(found["deployed"], found["in_process"], strict=True)
+    ]
+    roles = [role for role in found["deployed"][0]["memory_MB"] if role != "other"]
+    memory = [
+        [
+            str(r["nodes"]),
+            f"{r['megabytes_up_a_client']:.2f}",
+            *(f"{r['memory_MB'].get(role, 0):.0f}" for role in roles),
+        ]
+        for r in found["deployed"]
+    ]
+    titles = ["nodes", "MB up a client", *(f"{role}, MB" for role in roles)]
+    return f"{rows(head, body)}\n\n{rows(titles, memory)}"
+
+
+def messages() -> str:
+    """Sizes of Flower's messages."""
+    found = read("messages")
+    head = ["method", "order MB", "of it tensors", "reply MB", "of it tensors"]
+    keys = ("order_MB", "order_tensors_MB", "reply_MB", "reply_tensors_MB")
+    body = [[f"`{r['method']}`", *(f"{r[k]:.2f}" for k in keys)] for r in found["methods"]]
+    coding = [1000 * r["coding_seconds_per_MB"] for r in found["methods"]]
+    return (
+        f"{rows(head, body)}\n\nEncoding and decoding take {min(coding):.1f} to"
+        f" {max(coding):.1f} ms a megabyte."
+    )
+
+
+def advice() -> str:
+    """How long a round must be for an engine to cost less than 5 % of it."""
+    lines = []
+    for case in read("engines")["cases"]:
+        if case["method"] == "fedavg" and case["clients"] == 1000:
+            for name in ("pool", "ray"):
+                r = case["engines"][name]
+                each = 1000 * r["transfer_seconds"] / case["clients"]
+                lines.append(
+                    f"- `{name}`: {each:.2f} ms of transfer a client (small, 1,000 of them),"
+                    f" so {19 * each:.0f} ms of training each."
+                )
+    cost = [
+        (d["nodes"], d["megabytes_up_a_client"], d["seconds_per_round"] - i["inline_seconds"])
+        for d, i in zip(
+            read("deployment")["deployed"], read("deployment")["in_process"], strict=True
+        )
+    ]
+    for nodes, size, seconds in cost:
+        lines.append(
+            f"- `fedloom deploy`, {nodes} nodes on this machine, {size:.1f} MB up a client:"
+            f" {seconds:.0f} s a round beside the training, so rounds of {19 * seconds / 60:.0f}"
+            " minutes or more."
+        )
+    return "\n".join(lines)
+
+
+PLACES = {
+    "performance.md": {"speed": speed, "tricks": tricks, "scale": scale},
+    "distributed.md": {
+        "engines": engines,
+        "deployment": deployment,
+        "messages": messages,
+        "advice": advice,
+    },
+}
+
+
+def filled(page: str) -> str:
+    """A page with every marked place as measured."""
+    text = (DOCS / page).read_text()
+    for name, make in PLACES[page].items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         if not re.search(pattern, text, re.DOTALL):
-            raise SystemExit(f"{PAGE} has no place for {name}")
+            raise SystemExit(f"{page} has no place for {name}")
         made = make()
         text = re.sub(pattern, lambda m, made=made: f"{m[1]}{made}\n{m[2]}", text, flags=re.DOTALL)
     return text
 
 
 def main() -> None:
-    """Rewrite the page."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    """Rewrite the pages."""
+    for page in PLACES:
+        (DOCS / page).write_text(filled(page))
 
 
 if __name__ == "__main__":

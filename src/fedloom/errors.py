@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -57,3 +58,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if near:
         return f"; did you mean {near[0]!r}?"
     return f"; there are: {', '.join(known)}" if known else ""
+
+
+@contextmanager
+def needs_extra(name: str) -> Iterator[None]:
+    """Imports that only an optional part of the installation makes possible."""
+    try:
+        yield
+    except ModuleNotFoundError as e:
+        raise BadInput(
+            f"{name} is not installed here ({e.name} is missing); pip install 'fedloom[{name}]'"
+        ) from None

@@ -345,9 +345,9 @@ def test_another_format_stops_instead_of_falling_back(
 ) -> None:
     checkpoints = saved(tmp_path, 4)
     with monkeypatch.context() as newer:
-        newer.setattr("fedloom.runs.checkpoint.FORMAT", 3)
+        newer.setattr("fedloom.runs.checkpoint.FORMAT", 99)
         checkpoints.save(snapshot_at(5))
-    with pytest.raises(CheckpointError, match="step-000005 is in format 3"):
+    with pytest.raises(CheckpointError, match="step-000005 is in format 99"):
         Checkpoints(tmp_path).load_latest()
 
 

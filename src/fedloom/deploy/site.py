@@ -44,6 +44,11 @@ class SiteConfig(BaseModel):
     @classmethod
     def read(cls, file: Path) -> Self:
         """From a TOML file."""
+        return checked(cls, cls.written(file))
+
+    @staticmethod
+    def written(file: Path) -> dict[str, Any]:
+        """What a TOML file says, with its paths made absolute; not validated."""
         try:
             given = tomllib.loads(file.read_text(encoding="utf-8"))
         except OSError as e:
@@ -53,7 +58,7 @@ class SiteConfig(BaseModel):
         for key in ("data", "state", "ca", "key"):
             if isinstance(given.get(key), str):
                 given[key] = file.absolute().parent / given[key]
-        return checked(cls, given)
+        return given
 
 
 class Site:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +15,7 @@ from fedloom.core.message import Down, Up
 from fedloom.core.program import Program
 from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
-from fedloom.errors import BadInput, UnknownName
+from fedloom.errors import BadInput, UnknownName, needs_extra
 
 
 @dataclass(frozen=True)
@@ -109,17 +108,6 @@ def make_engine(
 
         return InProcess(at)
     raise UnknownName("engine", name, ENGINES)
-
-
-@contextmanager
-def needs_extra(name: str) -> Iterator[None]:
-    """Imports that only an optional part of the installation makes possible."""
-    try:
-        yield
-    except ModuleNotFoundError as e:
-        raise BadInput(
-            f"{name} is not installed here ({e.name} is missing); pip install 'fedloom[{name}]'"
-        ) from None
 
 
 def check_device(name: str) -> torch.device:

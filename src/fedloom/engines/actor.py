@@ -16,10 +16,10 @@ from torch import Tensor
 
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State
-from fedloom.engines import needs_extra
 from fedloom.engines.bundle import Bundle
 from fedloom.engines.freight import receive, send
 from fedloom.engines.worker import Worker, failure
+from fedloom.errors import needs_extra
 
 ELSEWHERE = torch.empty(0)
 """Stands in a message for a tensor that is in the object store."""

@@ -24,7 +24,7 @@ from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs.folder import sync_folder
 from fedloom.runs.store import packed, record, records
 
-FORMAT = 2
+FORMAT = 3
 _MANIFEST = "manifest.json"
 _SERVER = "server.safetensors"
 _SEGMENT = re.compile(r"clients-(\d+)\.states")

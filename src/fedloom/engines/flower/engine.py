@@ -30,6 +30,9 @@ log = logging.getLogger("fedloom")
 Admit = Callable[[dict[str, Any]], int]
 """From what a site says of itself to its client id; raises where it cannot take part."""
 
+LEEWAY = 10.0
+"""Seconds by which a message outlives the wait for its answer: that it is late is ours to say."""
+
 
 class Line:
     """Sends messages over a grid and collects the replies, within a deadline."""
@@ -41,14 +44,12 @@ class Line:
         self, kind: str, contents: dict[int, RecordDict]
     ) -> Iterator[tuple[int, RecordDict | Absent]]:
         """Every node's reply to its own message, as they arrive."""
-        nodes = list(contents)
-        messages = [
-            Message(contents[n], dst_node_id=n, message_type=kind, ttl=self.deadline) for n in nodes
-        ]
+        nodes, ttl = list(contents), self.deadline + LEEWAY
+        end = time.monotonic() + self.deadline
+        messages = [Message(contents[n], dst_node_id=n, message_type=kind, ttl=ttl) for n in nodes]
         ids = list(self.grid.push_messages(messages))
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
         yield from ((n, Absent("the node is gone")) for n in set(nodes) - set(waiting.values()))
-        end = time.monotonic() + self.deadline
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
             for reply in replies:

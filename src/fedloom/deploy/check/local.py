@@ -1,0 +1,155 @@
+"""The site itself: its name, data, state folder, device, port and versions."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+import stat
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedloom.data import load
+from fedloom.deploy.check.case import Case
+from fedloom.deploy.site import Site
+from fedloom.engines import check_device
+from fedloom.engines.flower.vault import Vault
+from fedloom.errors import BadInput, suggestion
+
+FLWR = "1.41.0"
+"""The release that the engine was measured with; pyproject.toml pins the same."""
+ROOM = 10**9
+"""Bytes that should be free where states are kept."""
+
+
+def site_name(case: Case) -> str:
+    """Whether the federation, where it is known, has a site of this name."""
+    name, sites = case.config.name, case.settings.sites if case.settings else ()
+    if sites and name not in sites:
+        raise BadInput(
+            f"the federation does not know a site {name!r}{suggestion(name, sites)}; correct name"
+            f" in {case.file}"
+        )
+    return f"the federation will know this site as {name}"
+
+
+def data(case: Case) -> str:
+    """Whether the rows can be read and divided as the federation does."""
+    config, settings = case.config, case.settings
+    site = Site(config, settings) if settings else None
+    source = site.source if site else load(config.data, label=config.label)
+    counts = np.bincount(source.y, minlength=source.classes).tolist()
+    by_class = dict(zip(source.class_names, counts, strict=True))
+    said = (
+        f"{config.data} has {len(source)} rows, {source.kind} {source.shape}; by class: "
+        + ", ".join(f"{name} {n}" for name, n in by_class.items())
+    )
+    few = [name for name, n in by_class.items() if n == 1]
+    if few:
+        raise BadInput(
+            f"{said}; {', '.join(few)} cannot be in both training and test with one row: add rows"
+            " or take it out"
+        )
+    if site:
+        mine = site.divided.client(0)
+        said += f"; {len(mine.train)} rows for training, {len(mine.test or ())} for test"
+    return said
+
+
+def state_folder(case: Case) -> str:
+    """Whether states can be written, and who else could read them."""
+    folder = case.config.state
+    try:
+        there = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryDirectory(prefix=".fedloom-check-", dir=there) as scratch:
+            (Path(scratch) / "written").write_bytes(b"?")
+    except OSError as e:
+        raise BadInput(
+            f"the state folder {folder} cannot be written ({e.strerror}); let the SuperNode's user"
+            " write there, or name another folder as state"
+        ) from None
+    free = shutil.disk_usage(there).free
+    if free < ROOM:
+        raise BadInput(
+            f"only {free / 1e9:.2f} GB are free for {folder}; make room for {ROOM / 1e9:g} GB"
+        )
+    said = f"{folder} can be written, {free / 1e9:.1f} GB are free, it holds {_kept(folder)}"
+    if folder.exists() and folder.stat().st_mode & stat.S_IRWXO:
+        said += f"; warning: other users of this machine can look into it: chmod 700 {folder}"
+    return said
+
+
+def _kept(folder: Path) -> str:
+    found = {
+        states.parent.name: len(Vault(states).names()) for states in sorted(folder.glob("*/states"))
+    }
+    return ", ".join(f"{name} ({n} states)" for name, n in found.items()) or "no experiment yet"
+
+
+def device(case: Case) -> str:
+    """Whether torch can use it."""
+    return f"torch can use {check_device(case.config.device)}"
+
+
+def own_port(case: Case) -> str:
+    """Whether the SuperNode can have its port, or has it already."""
+    port = case.config.port
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperNode does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise BadInput(
+                    f"port {port} cannot be used here ({e.strerror}); state another port, above"
+                    " 1023"
+                ) from None
+        else:
+            return f"port {port} is free for the SuperNode"
+    process, command = listener(port)
+    if str(case.file.absolute()) in command or str(case.file.resolve()) in command:
+        return f"port {port} is used by this site's own SuperNode (process {process})"
+    who = f"process {process}: {command[:80]}" if process else "/proc does not tell by whom"
+    raise BadInput(f"port {port} is taken ({who}); end it, or state another port in {case.file}")
+
+
+def listener(port: int) -> tuple[int, str]:
+    """Process id and command line of who listens on a port; (0, "") where /proc does not tell."""
+    sockets = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _lines(table)[1:]:
+            _, local, _, state, *rest = line.split()
+            if int(local.rpartition(":")[2], 16) == port and state == "0A":  # 0A: listening
+                sockets.add(f"socket:[{rest[5]}]")
+    for process in filter(str.isdecimal, os.listdir("/proc") if sockets else ()):
+        try:
+            held = Path(f"/proc/{process}/fd")
+            if any(os.readlink(held / name) in sockets for name in os.listdir(held)):
+                command = Path(f"/proc/{process}/cmdline").read_bytes()
+                return int(process), command.replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:  # ended meanwhile, or another user's
+            continue
+    return 0, ""
+
+
+def _lines(file: str) -> list[str]:
+    try:
+        return Path(file).read_text(encoding="ascii").splitlines()
+    except OSError:
+        return []
+
+
+def versions(case: Case) -> str:
+    """Whether Flower is the release that fedloom was measured with."""
+    found, ours = version("flwr"), f"fedloom {version('fedloom')}, torch {torch.__version__}"
+    if found != FLWR:
+        raise BadInput(
+            f"flwr {found} is installed, but fedloom was measured with {FLWR} ({ours});"
+            f" pip install flwr=={FLWR}"
+        )
+    return f"flwr {found}, {ours}"
