@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedloom.data import FederatedData, Partition, load
-from fedloom.data.partition.assignment import ClientRows
+from sites import together, write_rows
+
 from fedloom.deploy import apps
 from fedloom.deploy.books import Books
 from fedloom.deploy.personal import Personal
@@ -41,12 +41,11 @@ CONFIG = {
 
 def write_sites(root: Path) -> list[Path]:
     """One site.toml and one .npz for each, with unlike classes."""
-    source, files = load("digits"), []
+    files = []
     for name, kinds in zip(NAMES, KINDS, strict=True):
-        rows = np.flatnonzero(np.isin(source.y, kinds))[:90]
         folder = root / name
         folder.mkdir()
-        np.savez(folder / "rows.npz", x=np.asarray(source.x)[rows], y=np.asarray(source.y)[rows])
+        write_rows(folder / "rows.npz", kinds)
         file = folder / "site.toml"
         file.write_text(f'name = "{name}"\ndata = "rows.npz"\nstate = "kept"\n')
         files.append(file)
@@ -64,22 +63,6 @@ def grid(files: list[Path], config: dict[str, Any]) -> LocalGrid:
 def deployed(files: list[Path], out: Path, **changes: Any) -> Result:
     config = {**CONFIG, "out": str(out), **changes}
     return serve(grid(files, config), Settings.read(config), poll=0.01)
-
-
-def together(files: list[Path], settings: Settings) -> FederatedData:
-    """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
-    sites = [Site(SiteConfig.read(file), settings).divided for file in files]
-    offsets = np.cumsum([0, *(len(site.source) for site in sites)])
-    rows = [
-        ClientRows(*(part + offset for part in site.partition.clients[0]))
-        for site, offset in zip(sites, offsets, strict=False)
-    ]
-    source = type(sites[0].source).from_arrays(
-        np.concatenate([site.source.x for site in sites]),
-        np.concatenate([site.source.y for site in sites]),
-        class_names=settings.class_names,
-    )
-    return FederatedData(source, Partition(tuple(rows), source=source.fingerprint))
 
 
 @pytest.fixture

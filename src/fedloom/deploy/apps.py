@@ -14,6 +14,8 @@ from fedloom.deploy.site import Site, SiteConfig
 from fedloom.engines.flower.node import client_app
 from fedloom.errors import BadInput, FedloomError
 
+log = logging.getLogger("fedloom")
+
 
 def _site(context: Context) -> Site:
     file = context.node_config.get("site")
@@ -29,9 +31,11 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
-    logging.basicConfig(level=logging.INFO, format="fedloom: %(message)s", force=True)
+    # What others say of every request would be sent to the link, by another request.
+    logging.basicConfig(level=logging.WARNING, format="fedloom: %(message)s", force=True)
+    log.setLevel(logging.INFO)
     try:
         serve(grid, Settings.read(context.run_config))
     except FedloomError as e:
-        logging.getLogger("fedloom").error("%s", e)
-        raise SystemExit(1) from None
+        log.error("%s", e)
+        raise  # what is no Exception would end this process before Flower has sent its log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ Admit = Callable[[dict[str, Any]], int]
 
 LEEWAY = 10.0
 """Seconds by which a message outlives the wait for its answer: that it is late is ours to say."""
+LOOK = 5.0
+"""Seconds between looks for nodes that were started anew."""
 
 
 class Line:
@@ -50,6 +52,7 @@ class Line:
         ids = list(self.grid.push_messages(messages))
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
         yield from ((n, Absent("the node is gone")) for n in set(nodes) - set(waiting.values()))
+        starts, look = self._starts(), time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
             for reply in replies:
@@ -60,8 +63,24 @@ class Line:
             if waiting and not replies:
                 with timed("waiting"):
                     time.sleep(self.poll)
+            if waiting and time.monotonic() > look:
+                look = time.monotonic() + LOOK
+                for name in self._lost(waiting, starts):
+                    yield waiting.pop(name), Absent("its node was started anew in the meantime")
         for node in waiting.values():
             yield node, Absent(f"no answer within {self.deadline:g} s")
+
+    def _starts(self) -> dict[int, str]:
+        """When every node was last started, where the grid knows."""
+        return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
+
+    def _lost(self, waiting: Mapping[str, int], starts: Mapping[int, str]) -> list[str]:
+        """Messages to nodes that were started since: whoever had them is gone.
+
+        Flower itself tells only of nodes that it finds gone when asked. One may be back by then.
+        """
+        now = {**starts, **self._starts()}
+        return [name for name, n in waiting.items() if n in starts and now[n] != starts[n]]
 
 
 class Roster:

@@ -1,0 +1,213 @@
+"""`fedloom deploy init | link | node | run | check | local`.
+
+Whatever needs torch or Flower is imported inside a command, so that help is quick.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from fedloom.errors import BadInput
+from fedloom.expression import literal
+
+if TYPE_CHECKING:
+    from fedloom.deploy.processes import Child
+
+deploy_app = typer.Typer(
+    name="deploy",
+    help="Train where the data is: one SuperLink, a SuperNode at every site.\n\n"
+    "To begin: `fedloom deploy local`, which rehearses all of it on this machine.",
+    no_args_is_help=True,
+)
+out = Console()
+err = Console(stderr=True)
+
+PAUSE = 10.0
+"""Seconds before a SuperNode that ended is started again."""
+
+ProjectFolder = Annotated[Path, typer.Argument(help="Folder made by `fedloom deploy init`.")]
+SiteFile = Annotated[Path, typer.Argument(help="The site's site.toml.")]
+Method = Annotated[str, typer.Option(help="Method expression; see `fedloom list`.")]
+Tls = Annotated[bool, typer.Option(help="Encryption, and a key for every site.")]
+
+
+@deploy_app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    *,
+    sites: Annotated[str, typer.Option(help="Names, e.g. hospital-a,hospital-b.")],
+    host: Annotated[
+        str, typer.Option(help="Name or address by which sites reach the server.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 9092,
+    method: Method = "fedper",
+    model: Annotated[str, typer.Option(help="Model expression; auto: by the data.")] = "auto",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,
+    tls: Tls = True,
+) -> None:
+    """Write a project: a Flower app, certificates, and a folder to hand to each site."""
+    from fedloom.deploy.new_project import write_project
+    from fedloom.methods import parse_method
+
+    parse_method(method)
+    names = [name.strip() for name in sites.split(",") if name.strip()]
+    run = {"method": method, "model": model, "rounds": rounds}
+    write_project(folder, names, host=host, port=port, tls=tls, run=run)
+    print(f"wrote {folder}; {folder / 'README.md'} says how to go on")
+
+
+@deploy_app.command()
+def link(project: ProjectFolder) -> None:
+    """Run the SuperLink in the foreground, and let the sites' keys in."""
+    from fedloom.deploy.federation import start_link, superlink
+    from fedloom.deploy.project import Project
+
+    read = Project.read(project)
+    child = superlink(read)
+    with _ended(child):
+        new = start_link(child, read)
+        _note(f"the SuperLink listens at {read.link.bind}:{read.link.port}")
+        if read.link.ca is None:
+            _note("without TLS: nothing is encrypted, and any node may connect")
+        elif new:
+            _note(f"keys of new sites: {', '.join(new)}")
+        code = child.wait()
+    _note(f"the SuperLink ended with code {code}")
+    raise typer.Exit(1)
+
+
+@deploy_app.command()
+def node(
+    site: SiteFile,
+    *,
+    pause: Annotated[float, typer.Option(min=0, help="Seconds before a restart.")] = PAUSE,
+) -> None:
+    """Run a site's SuperNode in the foreground; where it ends, start it again.
+
+    After a crash the SuperLink refuses it for about a minute, until it counts as gone.
+    """
+    from fedloom.deploy.federation import supernode
+    from fedloom.deploy.site import SiteConfig
+
+    config = SiteConfig.read(site)
+    child = supernode(site, config)
+    with _ended(child):
+        while True:
+            code = child.start().wait()
+            child.end()  # what it left behind
+            _note(f"the SuperNode ended with code {code}; again in {pause:g} s")
+            time.sleep(pause)
+
+
+@deploy_app.command()
+def run(
+    project: ProjectFolder,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="E.g. rounds=50 lr=0.01")
+    ] = None,
+) -> None:
+    """Submit a run and follow it; the same command after a crash goes on from the checkpoint.
+
+    Ctrl-C stops following it; the run itself ends with `fedloom deploy link`.
+    """
+    from fedloom.deploy.federation import COMPLETED, Run
+    from fedloom.deploy.processes import ChildFailed
+    from fedloom.deploy.project import Project
+
+    read = Project.read(project)
+    log = read.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
+    submitted = Run(read, dict(map(_pair, overrides or ())), log)
+    with _ended(submitted.child, "no longer followed; the run goes on"):
+        submitted.child.start()
+        with open(log, encoding="utf-8", errors="replace") as said:
+            while submitted.child.alive:
+                print(said.read(), end="", flush=True)
+                time.sleep(0.3)
+            print(said.read(), end="", flush=True)
+        status = submitted.status()
+    if status != COMPLETED:
+        raise ChildFailed(f"the run is {status}; see above, and to go on give the same command")
+    _note(f"the run ended well; it is in {submitted.out / 'run'}")
+
+
+@deploy_app.command()
+def check(
+    site: SiteFile,
+    *,
+    project: Annotated[
+        Path | None, typer.Option(help="The federation's project, where you have a copy.")
+    ] = None,
+) -> None:
+    """Tell what is wrong at a site: certificate, key, clock, port, data."""
+    from fedloom.deploy.check import report
+
+    if not report(site, project):
+        raise typer.Exit(1)
+
+
+@deploy_app.command()
+def local(
+    *,
+    nodes: Annotated[int, typer.Option(min=1, max=20, help="SuperNodes.")] = 3,
+    tls: Tls = True,
+    method: Method = "fedper",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 3,
+    keep: Annotated[
+        Path | None, typer.Option(help="A new folder for the project, which then stays.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900,
+) -> None:
+    """Rehearse a deployment on this machine: link, nodes, TLS, a run, and a model at every site."""
+    from fedloom.deploy.processes import stops_as_ctrl_c
+    from fedloom.deploy.rehearsal import Rehearsal, digits_project, outcome_table
+    from fedloom.methods import parse_method
+
+    parse_method(method)
+    with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, stops_as_ctrl_c():
+        try:
+            project = digits_project(keep or Path(scratch) / "local", nodes, tls, method, rounds)
+            done = Rehearsal(err, timeout).perform(project)
+        except KeyboardInterrupt:
+            _note("stopped; every process was ended")
+            sys.exit(130)
+        out.print(outcome_table(done, project.root))
+        print(f"shared part: {done.shared.relative_to(project.root)}")
+        print(f"{sum(done.seconds) / len(done.seconds):.1f} s a round")
+    print(f"kept in {keep}" if keep else "the folder was removed; --keep FOLDER leaves it")
+
+
+@contextmanager
+def _ended(child: Child, said: str = "stopped") -> Iterator[None]:
+    """Whatever happens, the child ends; to be asked to stop is no failure."""
+    from fedloom.deploy.processes import stops_as_ctrl_c
+
+    with stops_as_ctrl_c():
+        try:
+            yield
+        except KeyboardInterrupt:
+            _note(said)
+            raise typer.Exit(0) from None
+        finally:
+            child.end()
+
+
+def _pair(text: str) -> tuple[str, Any]:
+    """One `key=value`; `none` stays a word, for a key is unset with `key=`."""
+    key, equals, word = (part.strip() for part in text.partition("="))
+    if not equals:
+        raise BadInput(f"{text!r} is not an override; write key=value, for instance rounds=20")
+    value = literal(word)
+    return key, word if value is None else value
+
+
+def _note(text: str) -> None:
+    err.print(f"fedloom: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)

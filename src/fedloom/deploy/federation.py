@@ -1,0 +1,240 @@
+"""SuperLink, SuperNodes and runs of a deployment as processes of this machine."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from fedloom.deploy.processes import (
+    Child,
+    ChildFailed,
+    end_all,
+    flower_environment,
+    listens,
+)
+from fedloom.deploy.project import Project, out_of, toml_value
+from fedloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedloom.deploy.site import SiteConfig
+
+CONNECTION = "fedloom"
+"""What the SuperLink is called in Flower's configuration of the server."""
+COMPLETED = "finished:completed"
+"""Flower's word for a run that ended well."""
+UP = 120.0
+"""Seconds within which a process has to be up."""
+
+
+def superlink(project: Project, log: Path | None = None) -> Child:
+    """The SuperLink of a project, not started; its database outlives it."""
+    link = project.link
+    command: list[str | Path] = [sys.executable, "-m", "fedloom.deploy.guard"]
+    command += ["--host", link.bind, "--port", str(link.port)]
+    command += ["--database", project.root / "server" / "superlink.db"]
+    command += ["--disable-runtime-dependency-installation"]
+    if link.tls is None:
+        command += ["--insecure"]
+    else:
+        ca, certificate, key = link.tls
+        command += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
+        command += ["--enable-supernode-auth"]
+    # The guard goes by addresses, so none may be believed that a request only states.
+    environment = {**flower_environment(project.home), "FORWARDED_ALLOW_IPS": "127.0.0.1"}
+    # The server app inherits the folder, to which `out` is relative.
+    return Child("the SuperLink", command, environment, log, project.root)
+
+
+def supernode(file: Path, config: SiteConfig, log: Path | None = None) -> Child:
+    """The SuperNode of a site, not started; `file` is the site's configuration."""
+    file = file.absolute()
+    if "'" in str(file):
+        raise BadInput(f"{file}: Flower cannot pass on a path with an apostrophe; rename it")
+    command: list[str | Path] = [_script("flower-supernode"), "--superlink", config.superlink]
+    command += ["--host", "127.0.0.1", "--port", str(config.port)]
+    command += ["--node-config", f"site='{file}'"]
+    command += ["--insecure"] if config.ca is None else ["--root-certificates", config.ca]
+    command += [] if config.key is None else ["--auth-supernode-private-key", config.key]
+    config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    home = config.state / ".flower"
+    return Child(f"the SuperNode of {config.name}", command, flower_environment(home), log)
+
+
+def is_connected(node: Child) -> bool:
+    """Has a SuperNode with a log been let in since its start?"""
+    return "SuperNode ID:" in node.said()
+
+
+def register(project: Project, timeout: float = UP) -> list[str]:
+    """Tell the SuperLink the sites' public keys; returns the sites that are new to it."""
+    new = []
+    for key in project.keys if project.link.ca is not None else ():
+        said = _flwr(project, "supernode", "register", str(key), CONNECTION, timeout=timeout)
+        if said.returncode == 0:
+            new.append(key.stem)
+        elif "already" not in said.stdout + said.stderr:
+            raise ChildFailed(f"the SuperLink refused the key {key}:\n{said.stdout}{said.stderr}")
+    return new
+
+
+class Run:
+    """One run, submitted and followed by a child process."""
+
+    def __init__(self, project: Project, overrides: Mapping[str, Any], log: Path) -> None:
+        self.project = project
+        given = dict(overrides)
+        if "experiment" in given:
+            given.setdefault("out", out_of(given["experiment"]))
+        self.settings = project.settings(given)
+        command: list[str | Path] = [_script("flwr"), "run", project.root, CONNECTION, "--stream"]
+        if given:
+            file = log.with_suffix(".toml")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lines = (f"{k.replace('_', '-')} = {toml_value(v)}\n" for k, v in given.items())
+            file.write_text("".join(lines), encoding="utf-8")
+            command += ["--run-config", file]
+        write_connection(project)
+        self.child = Child("the run", command, flower_environment(project.home), log)
+
+    @property
+    def out(self) -> Path:
+        """The server's folder of the run."""
+        return self.project.out(self.settings)
+
+    def status(self) -> str:
+        """As Flower tells it, e.g. running, finished:failed or `COMPLETED`."""
+        found = re.search(r"started run (\d+)", self.child.said())
+        if not found:
+            raise ChildFailed(f"the run was not accepted:\n{self.child.tail()}")
+        said = _flwr(
+            self.project, "list", CONNECTION, "--run-id", found[1], "--format", "json", timeout=UP
+        )
+        try:
+            return str(json.loads(said.stdout)["runs"][0]["status"])
+        except (ValueError, LookupError, TypeError):
+            raise ChildFailed(
+                f"the SuperLink does not tell about the run:\n{said.stdout}{said.stderr}"
+            ) from None
+
+    def wait(self, seconds: float) -> None:
+        """Until it is over; raises unless it ended well."""
+        self.child.wait(seconds)
+        if (status := self.status()) != COMPLETED:
+            raise ChildFailed(f"the run is {status}:\n{self.child.tail()}")
+
+
+class Federation:
+    """All processes of a deployment on this machine; whatever happens, none stays behind.
+
+    Used as `with Federation(project) as all: all.start(); all.submit({}).wait(600)`; logs are in
+    the project's folder `logs`. `link` and `nodes` are children that can be killed and restarted.
+    """
+
+    def __init__(self, project: Project, sites: Sequence[str] | None = None) -> None:
+        from fedloom.deploy.site import SiteConfig
+
+        self.project = project
+        self.logs = project.root / "logs"
+        self.link = superlink(project, self.logs / "link.log")
+        self.sites = {
+            name: SiteConfig.read(project.site(name))
+            for name in (project.settings().sites if sites is None else sites)
+        }
+        self.nodes = {
+            name: supernode(project.site(name), site, self.logs / f"{name}.log")
+            for name, site in self.sites.items()
+        }
+        self.runs: list[Run] = []
+
+    def start(self, timeout: float = UP) -> None:
+        """Link, keys, nodes; returns when all are connected."""
+        self.start_link(timeout)
+        for node in self.nodes.values():
+            node.start()
+        for node in self.nodes.values():
+            node.ready(lambda node=node: is_connected(node), timeout)  # type: ignore[misc]
+
+    def start_link(self, timeout: float = UP) -> None:
+        """The link alone, and the sites' keys."""
+        start_link(self.link, self.project, timeout)
+
+    def submit(self, overrides: Mapping[str, Any] | None = None) -> Run:
+        """Start a run."""
+        log = self.logs / f"run-{len(self.runs)}.log"
+        run = Run(self.project, overrides or {}, log)
+        self.runs.append(run)
+        run.child.start()
+        return run
+
+    def processes(self) -> list[int]:
+        """All that run, with what they started."""
+        children = [*(run.child for run in self.runs), *self.nodes.values(), self.link]
+        return [pid for child in children for pid in child.processes()]
+
+    def end(self) -> None:
+        """End every process; may be called twice."""
+        try:
+            end_all([*(run.child for run in self.runs), *self.nodes.values()])
+        finally:
+            self.link.end()  # last, so that nodes can take their leave
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+
+def start_link(link: Child, project: Project, timeout: float = UP) -> list[str]:
+    """Start the link, wait until it listens and register keys; returns the sites that are new."""
+    host, _, port = project.link.address.rpartition(":")
+    if listens(host, int(port)):
+        raise BadInput(f"{project.link.address} is in use; end what listens there, or change port")
+    write_connection(project)
+    link.start()
+    begun = time.monotonic()
+    link.ready(lambda: listens(host, int(port)), timeout)
+    return register(project, max(10.0, timeout - (time.monotonic() - begun)))
+
+
+def write_connection(project: Project) -> None:
+    """Tell Flower's commands on the server where the SuperLink is."""
+    link = project.link
+    secure = "insecure = true" if link.ca is None else f"root-certificates = {toml_value(link.ca)}"
+    text = (
+        f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+        f"address = {toml_value(link.address)}\n{secure}\n"
+    )
+    project.home.mkdir(parents=True, exist_ok=True)
+    (project.home / "config.toml").write_text(text, encoding="utf-8")
+
+
+def _flwr(project: Project, *args: str, timeout: float) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [_script("flwr"), *args]
+    environment = flower_environment(project.home)
+    try:
+        return subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise ChildFailed(f"`flwr {' '.join(args)}` did not end in {timeout:g} s") from None
+
+
+def _script(name: str) -> Path:
+    """One of Flower's commands, of the same installation as this Python."""
+    script = Path(sys.executable).parent / name
+    if not script.exists():
+        raise BadInput(f"there is no {script}; install Flower with: pip install 'fedloom[flower]'")
+    return script

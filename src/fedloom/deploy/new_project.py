@@ -1,0 +1,256 @@
+"""Write a deployment's folder: a Flower project, and for each site what is handed to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from fedloom.deploy.certificates import Authority, write_key_pair
+from fedloom.deploy.project import TLS_FILES, Project, out_of, toml_value
+from fedloom.deploy.settings import AT_THE_SITES, Settings
+from fedloom.errors import BadInput
+from fedloom.runs.config import RunConfig
+
+PORT, NODE_PORT = 9092, 9094
+SECTIONS = {
+    "The federation": "experiment out sites class_names clients min_clients deadline patience"
+    " lost_state",
+    "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
+    " weight_decay clip decay drop_last replacement seed",
+    "Data, the same at every site": "split partition_seed normalize image_size augment",
+    "Evaluation": "protocol eval_every",
+}
+"""Keys of the run's configuration, in the order they are written; others follow."""
+ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
+"""Keys that a deployment has no use for, or that a site says for itself."""
+OWN_WORDS = {
+    "out": "the server's folder of this experiment: checkpoints and the shared model",
+    "clients": "number of places; empty: one for each of the sites",
+    "min_clients": "fewest answers that make a round count; the run begins with so many",
+}
+"""What a key says here, where that is not what it says elsewhere."""
+SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def write_project(
+    folder: Path,
+    sites: Sequence[str],
+    *,
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    tls: bool = True,
+    ports: Sequence[int] = (),
+    run: Mapping[str, Any] | None = None,
+) -> Project:
+    """Write a project for these sites in a new or empty folder.
+
+    `host` is the name or address by which sites reach the server, `ports` are those of the
+    SuperNodes on their own machines, `run` has keys of the run's configuration.
+    """
+    config = _config(sites, run or {})
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise BadInput(f"{folder} is not empty; pick another folder, nothing was written")
+    root = folder.absolute()
+    texts = {
+        "pyproject.toml": _pyproject(root.name, config),
+        ".gitignore": "/logs/\n/server/\n/sites/\n",
+        "README.md": README.format(first=sites[0], host=host, port=port),
+        "federation/__init__.py": PACKAGE,
+        "federation/server_app.py": APP.format(what="server"),
+        "federation/client_app.py": APP.format(what="client"),
+        "server/link.toml": _link(host, port, tls),
+    }
+    for i, name in enumerate(sites):
+        own = ports[i] if ports else NODE_PORT + i  # unlike, for a trial on one machine
+        texts[f"sites/{name}/site.toml"] = _site(name, f"{host}:{port}", own, tls)
+    for private in ("server", "sites"):
+        (root / private).mkdir(mode=0o700, parents=True)
+    for path, text in texts.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text, encoding="utf-8")
+    if tls:
+        _write_certificates(root, sites, host)
+    return Project.read(root)
+
+
+def _config(sites: Sequence[str], run: Mapping[str, Any]) -> dict[str, Any]:
+    """Every key of `_sections` with its value, checked."""
+    for name in sites:
+        if not SITE_NAME.fullmatch(name) or list(sites).count(name) > 1:
+            raise BadInput(
+                f"site {name!r} will not do; names are letters, digits, '.', '_' and '-', each once"
+            )
+    if not sites:
+        raise BadInput("a federation needs sites; name them, for instance hospital-a,hospital-b")
+    experiment = run.get("experiment", "first")
+    first = {
+        "experiment": experiment,
+        "out": out_of(experiment),
+        "sites": ",".join(sites),
+        "min_clients": min(2, len(sites)),
+        "protocol": "cohort",
+        **run,
+    }
+    settings = Settings.read(first)
+    known = {**settings.run.model_dump(), **settings.model_dump(exclude={"run"})}
+    known["clients"] = run.get("clients")  # where it is not given, it follows from the sites
+    return {key: known[key] for keys in _sections().values() for key in keys}
+
+
+def _sections() -> dict[str, list[str]]:
+    found = {title: keys.split() for title, keys in SECTIONS.items()}
+    placed = ELSEWHERE.union(*found.values())
+    rest = [key for key in (*Settings.model_fields, *RunConfig.model_fields) if key not in placed]
+    return {**found, "Other": rest} if rest else found
+
+
+def _pyproject(folder: str, config: Mapping[str, Any]) -> str:
+    lines = [PYPROJECT.format(name=_flower_name(folder))]
+    for title, keys in _sections().items():
+        lines.append(f"\n# ---- {title}")
+        for key in keys:
+            # Flower lets a run override only what stands here, so what is unset stands as "".
+            lines.append(f"# {_described(key)}")
+            lines.append(f"{key.replace('_', '-')} = {toml_value(config[key])}")
+    return "\n".join(lines) + "\n"
+
+
+def _described(key: str) -> str:
+    if key in OWN_WORDS:
+        return OWN_WORDS[key]
+    fields = Settings.model_fields if key in Settings.model_fields else RunConfig.model_fields
+    return fields[key].description or key
+
+
+def _flower_name(folder: str) -> str:
+    """Flower wants letters, digits and hyphens, 32 at most, a letter first."""
+    plain = re.sub(r"[^A-Za-z0-9]+", "-", folder).strip("-")[:24].rstrip("-")
+    return plain if plain[:1].isalpha() else f"fedloom-{plain}".rstrip("-")
+
+
+def _link(host: str, port: int, tls: bool) -> str:
+    local = _is_loopback(host)
+    files = zip(TLS_FILES, ("ca.crt", "server.crt", "server.key"), strict=True) if tls else ()
+    return "\n".join(
+        [
+            "# The SuperLink. Paths are relative to this file.",
+            "# bind: 127.0.0.1 is this machine alone, 0.0.0.0 every network it is in. Another",
+            "# address has to stand in the certificate.",
+            f"bind = {toml_value('127.0.0.1' if local else '0.0.0.0')}",
+            f"port = {port}",
+            *(f"{key} = {toml_value(name)}" for key, name in files),
+            "",
+        ]
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _site(name: str, superlink: str, port: int, tls: bool) -> str:
+    secure = 'ca = "ca.crt"\nkey = "site.key"\n' if tls else ""
+    return SITE.format(name=toml_value(name), superlink=superlink, port=port) + secure
+
+
+def _write_certificates(root: Path, sites: Iterable[str], host: str) -> None:
+    server, authority = root / "server", Authority(root.name)
+    authority.save(server / "ca.crt", server / "ca.key")
+    authority.issue([host], server / "server.crt", server / "server.key")
+    for name in sites:
+        folder = root / "sites" / name
+        write_key_pair(folder / "site.key", server / "keys" / f"{name}.pub", name)
+        (folder / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "A federation of sites that keep their data, run by fedloom on Flower"
+license = "Apache-2.0"
+requires-python = ">=3.11"
+dependencies = ["fedloom[flower]"]
+
+[tool.setuptools]
+packages = ["federation"]
+
+[tool.flwr.app]
+publisher = "fedloom"
+# Nothing else of this folder is sent to the sites.
+fab-include = ["federation/**/*.py"]
+
+[tool.flwr.app.components]
+serverapp = "federation.server_app:app"
+clientapp = "federation.client_app:app"
+
+# What all sites agree on. "" leaves a key to the method or to what the line above it says.
+# One run may differ: fedloom deploy run . rounds=50 lr=0.01
+[tool.flwr.app.config]"""
+
+PACKAGE = '''\
+"""What is sent to the sites. Import modules with methods or models of your own here."""
+'''
+
+APP = '''\
+"""The {what}'s side, as Flower finds it."""
+
+from fedloom.deploy.apps import {what} as app
+
+__all__ = ["app"]
+'''
+
+SITE = """\
+# One site. Paths are relative to this file.
+
+# What the federation calls this site.
+name = {name}
+
+# Your data, which stays here: a .npz file with arrays x and y, a .csv or .parquet table, or a
+# folder with one folder of images per class.
+data = "data.npz"
+# Label column of a table, if it is not label, target or y:
+# label = "outcome"
+
+# What stays here: this site's states, and its own model in state/EXPERIMENT/model.
+state = "state"
+
+# cpu, cuda, cuda:1, mps ...
+device = "cpu"
+
+# The server, and a port of this machine that is free; nobody else needs to reach it.
+superlink = "{superlink}"
+port = {port}
+"""
+
+README = """\
+# A federation
+
+Made by `fedloom deploy init`. What each file is, and how to run it as a service: docs/deploy.md of
+fedloom.
+
+On the server, in this folder:
+
+    fedloom deploy link .          # stays; sites reach it at {host}:{port}
+    fedloom deploy run .           # when sites are connected; again after a crash: it goes on
+
+At each site, with the folder `sites/NAME` that was handed to it:
+
+    fedloom deploy check {first}/site.toml
+    fedloom deploy node {first}/site.toml
+
+Afterwards a site has its own model in `state/first/model`, the server the shared part in
+`server/runs/first/run/checkpoints`.
+
+Keep `server/ca.key` off the network; delete `sites/` here once it is handed out.
+"""

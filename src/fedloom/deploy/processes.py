@@ -1,0 +1,246 @@
+"""Child processes that end with whoever started them, with all that they started themselves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from fedloom.errors import FedloomError
+
+MARK = "FEDLOOM_CHILD"
+"""Environment variable by which a child's descendants are known, whatever session they are in."""
+PROC = Path("/proc")
+GRACE = 10.0
+"""Seconds from a request to end to SIGKILL."""
+
+
+class ChildFailed(FedloomError):
+    """A process that ended or hung where it should have run; the message has its last lines."""
+
+
+class Child:
+    """A command in a session of its own, so that Ctrl-C reaches it only through `end`.
+
+    Flower starts processes that start processes, some in new sessions, some of which outlive their
+    parent. All of them inherit the child's mark, and `end` finds them by it (where the system has
+    no /proc, it ends the session, and Flower's own watching of parents has to do the rest).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        environment: Mapping[str, str],
+        log: Path | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """`log` takes standard output and errors, appended; None: they are this process's own."""
+        self.name, self.command, self.log, self.folder = name, list(map(str, command)), log, folder
+        self.mark = uuid.uuid4().hex
+        # A child of a child carries both marks: whoever ends the outer one finds it.
+        self._environment = {**environment, MARK: environment.get(MARK, "") + self.mark}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._begun = 0
+
+    def start(self) -> Self:
+        """Start it; `ready` tells when it can be used."""
+        if self.log is not None:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            self._begun = self.log.stat().st_size if self.log.exists() else 0
+        with nullcontext() if self.log is None else open(self.log, "ab") as out:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=None if out is None else subprocess.STDOUT,
+                cwd=self.folder,
+                env=self._environment,
+                start_new_session=True,
+            )
+        return self
+
+    @property
+    def pid(self) -> int:
+        """Of the process itself."""
+        assert self._process is not None, "not started"
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Does the process itself run?"""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        """Exit code; None while it runs."""
+        return None if self._process is None else self._process.poll()
+
+    def said(self) -> str:
+        """The log since the last start."""
+        if self.log is None or not self.log.exists():
+            return ""
+        with open(self.log, "rb") as file:
+            file.seek(self._begun)
+            return file.read().decode(errors="replace")
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of the log."""
+        return "\n".join(self.said().splitlines()[-lines:])
+
+    def processes(self) -> list[int]:
+        """It and all its descendants that run."""
+        found = set(_marked(self.mark))
+        return sorted(found | {self.pid}) if self.alive else sorted(found)
+
+    def ready(self, condition: Callable[[], bool], seconds: float) -> None:
+        """Wait until a condition holds, while the process lives."""
+        end = time.monotonic() + seconds
+        while not condition():
+            if not self.alive:
+                raise ChildFailed(f"{self.name} ended with code {self.code}:\n{self.tail()}")
+            if time.monotonic() > end:
+                raise ChildFailed(f"{self.name} was not ready in {seconds:g} s:\n{self.tail()}")
+            time.sleep(0.1)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit code, once it ended by itself."""
+        assert self._process is not None, "not started"
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise ChildFailed(f"{self.name} did not end in {seconds:g} s:\n{self.tail()}") from None
+
+    def kill(self) -> None:
+        """SIGKILL to the process alone, as in a crash: its descendants are left to themselves."""
+        if self.alive:
+            os.kill(self.pid, signal.SIGKILL)
+            self.wait()
+
+    def restart(self, grace: float = GRACE) -> Self:
+        """End what is left of it and start it again, with the same log."""
+        self.end(grace)
+        return self.start()
+
+    def end(self, grace: float = GRACE) -> None:
+        """See that it and all its descendants end: asked first, killed after `grace` seconds."""
+        end_all([self], grace)
+
+
+def end_all(children: Iterable[Child], grace: float = GRACE) -> None:
+    """End children side by side: the wait is that of the slowest, and no signal stops it."""
+    started = [child for child in children if child._process is not None]
+    with _deaf():
+        for child in started:
+            if child.alive:
+                os.kill(child.pid, signal.SIGTERM)
+        _wait(lambda: not any(child.alive for child in started), grace)
+        for child in started:
+            _end_rest(child)
+
+
+def _end_rest(child: Child) -> None:
+    # Twice at the end: a process started between the look and the kill is found by the next look.
+    for sent in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
+        for pid in child.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, sent)
+        if not PROC.is_dir():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, sent)
+        if _wait(lambda: not child.processes(), 2.0):
+            return
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes of this user that carry a mark and are not dead."""
+    for entry in PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            entries = (entry / "environ").read_bytes().split(b"\0")
+            marks = [e for e in entries if e.startswith(MARK.encode())]
+            if any(mark.encode() in e for e in marks):
+                yield int(entry.name)
+
+
+def _wait(condition: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not (held := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return held
+
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stops_as_ctrl_c() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored (as nohup does)."""
+    mine = [s for s in STOPS[1:] if signal.getsignal(s) == signal.SIG_DFL]
+    with _handling(mine, signal.default_int_handler):
+        yield
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Signals that stop are not heard meanwhile."""
+    if threading.current_thread() is threading.main_thread():  # which alone hears them
+        with _handling(STOPS, signal.SIG_IGN):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _handling(signals: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
+    before = {s: signal.signal(s, handler) for s in signals}
+    try:
+        yield
+    finally:
+        for s, was in before.items():
+            signal.signal(s, was)
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """What Flower's commands need: no reports, no downloads, and a home of their own."""
+    scripts = str(Path(sys.executable).parent)  # Flower starts its own commands by name
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join((scripts, os.environ.get("PATH", os.defpath))),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine's loopback that nobody listens on."""
+    with_all = [socket.socket() for _ in range(count)]  # held together, so that they differ
+    try:
+        for s in with_all:
+            s.bind(("127.0.0.1", 0))
+        return [int(s.getsockname()[1]) for s in with_all]
+    finally:
+        for s in with_all:
+            s.close()
+
+
+def listens(host: str, port: int) -> bool:
+    """Does somebody accept connections there?"""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False

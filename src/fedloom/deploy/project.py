@@ -1,0 +1,134 @@
+"""A deployment's folder on the server: what lies where, read and checked."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedloom.deploy.settings import Settings
+from fedloom.errors import BadInput
+from fedloom.runs.config import checked
+
+EVERYWHERE = ("0.0.0.0", "::")
+"""Addresses that mean every network of a machine."""
+
+WHICH_FOLDER = "name the folder that `fedloom deploy init` wrote"
+
+TLS_FILES = ("ca", "certificate", "key")
+
+
+class LinkConfig(BaseModel):
+    """The SuperLink, `server/link.toml`; paths in it are relative to it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bind: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(9092, ge=1, le=65535)
+    ca: Path | None = Field(None, description="certificate of the authority; none: no TLS")
+    certificate: Path | None = Field(None, description="the server's certificate")
+    key: Path | None = Field(None, description="its private key")
+
+    @property
+    def tls(self) -> tuple[Path, Path, Path] | None:
+        """Authority, certificate and key."""
+        if self.ca is None or self.certificate is None or self.key is None:
+            return None
+        return self.ca, self.certificate, self.key
+
+    @property
+    def address(self) -> str:
+        """Where this machine itself reaches it."""
+        host = "127.0.0.1" if self.bind in EVERYWHERE else self.bind
+        return f"{host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Project:
+    """Written by `fedloom deploy init`, kept by whoever runs the server."""
+
+    root: Path
+    link: LinkConfig
+    config: Mapping[str, Any]
+    """Flower's run configuration, as written."""
+
+    @classmethod
+    def read(cls, root: Path) -> Self:
+        """From its folder."""
+        root = root.absolute()
+        config = run_configuration(root)
+        given = _toml(root / "server" / "link.toml")
+        for key in TLS_FILES:
+            if isinstance(given.get(key), str):
+                given[key] = root / "server" / given[key]
+        if 0 < len([key for key in TLS_FILES if key in given]) < len(TLS_FILES):
+            raise BadInput(f"{root / 'server' / 'link.toml'} needs all of {TLS_FILES}, or none")
+        return cls(root, checked(LinkConfig, given), config)
+
+    def settings(self, overrides: Mapping[str, Any] | None = None) -> Settings:
+        """What a run with these overrides would be; refuses what would fail only later."""
+        given = {key.replace("_", "-"): value for key, value in (overrides or {}).items()}
+        for key, value in given.items():
+            if key not in self.config:
+                Settings.read({**self.config, key: value})  # says so where it is misspelt
+                raise BadInput(f"{key} is not in {self.root / 'pyproject.toml'}; add it there")
+        return Settings.read({**self.config, **given})
+
+    def site(self, name: str) -> Path:
+        """The configuration of a site, as it was handed out."""
+        return self.root / "sites" / name / "site.toml"
+
+    def out(self, settings: Settings) -> Path:
+        """The server's folder of a run: `sites.json`, and the run's folder `run`."""
+        return self.root / str(settings.run.out)
+
+    @property
+    def keys(self) -> list[Path]:
+        """Public keys of the sites that may connect."""
+        return sorted((self.root / "server" / "keys").glob("*.pub"))
+
+    @property
+    def home(self) -> Path:
+        """Flower's own folder on the server."""
+        return self.root / "server" / "flower"
+
+
+def run_configuration(root: Path) -> dict[str, Any]:
+    """Flower's run configuration, as a project has it; a site's copy needs no more of one."""
+    file = root / "pyproject.toml"
+    try:
+        return dict(_toml(file)["tool"]["flwr"]["app"]["config"])
+    except (KeyError, TypeError, ValueError):
+        raise BadInput(f"{file} has no [tool.flwr.app.config]; {WHICH_FOLDER}") from None
+
+
+def out_of(experiment: str) -> str:
+    """The server's folder of an experiment, within the project."""
+    return f"server/runs/{experiment}"
+
+
+def toml_value(value: Any) -> str:
+    """One value as TOML writes it; None, which TOML lacks, as the empty text.
+
+    >>> toml_value(True), toml_value(0.1), toml_value(None), toml_value("it's")
+    ('true', '0.1', '""', '"it\\'s"')
+    """
+    if value is None:
+        return '""'
+    if isinstance(value, tuple | list):
+        return toml_value(",".join(map(str, value)))
+    return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise BadInput(f"cannot read {file} ({e.strerror}); {WHICH_FOLDER}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise BadInput(f"{file} is not valid TOML ({e})") from None

@@ -1,0 +1,153 @@
+"""A whole deployment on this machine's loopback: certificates, link, nodes, a run, models."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.data import federate, load
+from fedloom.deploy.federation import Federation, Run, is_connected
+from fedloom.deploy.new_project import write_project
+from fedloom.deploy.personal import Personal
+from fedloom.deploy.processes import ChildFailed, free_ports
+from fedloom.deploy.project import Project
+from fedloom.deploy.site import Site, SiteConfig
+from fedloom.runs.folder import RunPaths
+from fedloom.runs.journal import Journal
+from fedloom.runs.progress import newest_accuracy
+
+UNLIKE = "dirichlet(alpha=0.3)"
+"""How the digits are divided: sites differ in how many rows they have, and of what."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a site ended up with."""
+
+    site: str
+    rows: int
+    accuracy: float
+    """Of the personal model it saved, on its own test rows."""
+    model: Path
+
+
+@dataclass(frozen=True)
+class Rehearsed:
+    """A rehearsal that ended well."""
+
+    outcomes: list[Outcome]
+    shared: Path
+    """The shared part, on the server."""
+    seconds: list[float]
+    """Of each round."""
+
+
+class Rehearsal:
+    """One rehearsal, bounded in time, with progress on a console."""
+
+    def __init__(self, console: Console, timeout: float) -> None:
+        self._end = time.monotonic() + timeout
+        self._timeout = timeout
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+
+    def perform(self, project: Project) -> Rehearsed:
+        """Start everything, train, and try the models; no process is left, whatever happens."""
+        rounds = project.settings().run.rounds
+        with self._progress, Federation(project) as federation:
+            line = self._progress.add_task("SuperLink", total=None)
+            federation.start_link(self._left())
+            self._progress.update(line, total=len(federation.nodes))
+            for node in federation.nodes.values():
+                node.start()
+            for name, node in federation.nodes.items():
+                self._progress.update(line, description=f"SuperNode of {name}")
+                node.ready(lambda node=node: is_connected(node), self._left())  # type: ignore[misc]
+                self._progress.advance(line)
+            self._progress.update(line, description="SuperNodes")
+            run = federation.submit()
+            self._follow(federation, run, rounds)
+            run.wait(self._left())
+        records = Journal.read(RunPaths(run.out / "run").metrics)
+        outcomes = [_outcome(project, name) for name in federation.nodes]
+        return Rehearsed(outcomes, newest_shared(run.out), [r["seconds"] for r in records])
+
+    def _follow(self, federation: Federation, run: Run, rounds: int) -> None:
+        """Show the rounds as the server writes them down, until the run is over."""
+        line = self._progress.add_task("rounds", total=rounds)
+        file = RunPaths(run.out / "run").metrics
+        while run.child.alive:
+            records = Journal.read(file) if file.exists() else []
+            found = newest_accuracy(records[-1]) if records else None
+            said = "rounds" if found is None else f"rounds (accuracy {100 * found:.1f} %)"
+            self._progress.update(line, completed=len(records), description=said)
+            for child in (federation.link, *federation.nodes.values()):
+                if not child.alive:
+                    raise ChildFailed(f"{child.name} ended with code {child.code}:\n{child.tail()}")
+            if self._left() <= 1.0:
+                raise ChildFailed(
+                    f"not done in {self._timeout:g} s; the run so far:\n{run.child.tail()}"
+                )
+            time.sleep(0.5)
+        self._progress.update(line, completed=rounds)
+
+    def _left(self) -> float:
+        return max(1.0, self._end - time.monotonic())
+
+
+def digits_project(folder: Path, nodes: int, tls: bool, method: str, rounds: int) -> Project:
+    """A project on free ports of the loopback whose sites hold unlike parts of the digits."""
+    sites = [f"site-{i + 1}" for i in range(nodes)]
+    link, *ports = free_ports(nodes + 1)
+    source = load("digits")
+    run = {"method": method, "rounds": rounds, "class_names": source.class_names}
+    project = write_project(
+        folder, sites, port=link, ports=ports, tls=tls, run={**run, "min_clients": nodes}
+    )
+    x, y = np.asarray(source.x), np.asarray(source.y)
+    for name, held in zip(sites, federate(source, UNLIKE, nodes).partition.clients, strict=True):
+        np.savez(project.site(name).parent / "data.npz", x=x[held.all], y=y[held.all])
+    return project
+
+
+def newest_shared(out: Path) -> Path:
+    """The newest checkpoint of what all sites share."""
+    found = sorted(RunPaths(out / "run").checkpoints.glob("step-*/server.safetensors"))
+    if not found:
+        raise ChildFailed(f"the server left no checkpoint in {out}")
+    return found[-1]
+
+
+def _outcome(project: Project, name: str) -> Outcome:
+    config, settings = SiteConfig.read(project.site(name)), project.settings()
+    site = Site(config, settings)
+    held = site.divided.partition.clients[0]
+    folder = config.state / settings.experiment / "model"
+    said = Personal.load(folder).predict(np.asarray(site.source.x)[held.test]).argmax(1).numpy()
+    right = float((said == np.asarray(site.source.y)[held.test]).mean())
+    return Outcome(name, len(held.all), right, folder)
+
+
+def outcome_table(done: Rehearsed, root: Path) -> Table:
+    """The sites' models, readable; paths are relative to the project's folder."""
+    table = Table(title="Every site its own model")
+    table.add_column("site")
+    table.add_column("rows", justify="right")
+    table.add_column("accuracy %", justify="right")
+    table.add_column("personal model", overflow="fold")
+    for o in done.outcomes:
+        path = Text(str(o.model.relative_to(root)))
+        table.add_row(Text(o.site), str(o.rows), f"{100 * o.accuracy:.1f}", path)
+    return table

@@ -1,0 +1,36 @@
+"""Sites' data for tests: written to their folders, and gathered in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedloom.data import FederatedData, Partition, load
+from fedloom.data.partition.assignment import ClientRows
+from fedloom.deploy.settings import Settings
+from fedloom.deploy.site import Site, SiteConfig
+
+
+def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
+    """Digits of these classes as a site's .npz."""
+    source = load("digits")
+    rows = np.flatnonzero(np.isin(source.y, kinds))[:most]
+    np.savez(file, x=np.asarray(source.x)[rows], y=np.asarray(source.y)[rows])
+
+
+def together(files: Sequence[Path], settings: Settings) -> FederatedData:
+    """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
+    sites = [Site(SiteConfig.read(file), settings).divided for file in files]
+    offsets = np.cumsum([0, *(len(site.source) for site in sites)])
+    rows = [
+        ClientRows(*(part + offset for part in site.partition.clients[0]))
+        for site, offset in zip(sites, offsets, strict=False)
+    ]
+    source = type(sites[0].source).from_arrays(
+        np.concatenate([site.source.x for site in sites]),
+        np.concatenate([site.source.y for site in sites]),
+        class_names=settings.class_names,
+    )
+    return FederatedData(source, Partition(tuple(rows), source=source.fingerprint))

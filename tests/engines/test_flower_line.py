@@ -1,0 +1,61 @@
+"""Waiting for answers over Flower: what is lost or late ends the wait, each with its reason."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
+
+from fedloom.engines.flower import engine
+from fedloom.engines.flower.engine import LEEWAY, Line
+from fedloom.engines.flower.in_process import LocalGrid
+
+
+class Silent(LocalGrid):
+    """Nodes 1000 and 1001, of which the second is started anew after two looks; none answers."""
+
+    def __init__(self) -> None:
+        super().__init__(ClientApp(), 2)
+        self.looks = 0
+        self.sent: list[Message] = []
+
+    def get_nodes(self) -> list[NodeInfo]:
+        self.looks += 1
+        times = ("2026-01-01T00:00:00", f"2026-01-01T00:00:0{int(self.looks > 2)}")
+        return [NodeInfo(node_id=1000 + i, last_activated_at=at) for i, at in enumerate(times)]
+
+    def push_messages(self, messages: Any) -> list[str]:
+        self.sent = list(messages)
+        return list(super().push_messages(self.sent))
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        return []
+
+
+def test_a_node_that_was_started_anew_has_lost_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for any longer; the other one is, until the deadline."""
+    monkeypatch.setattr(engine, "LOOK", 0.05)
+    grid = Silent()
+    begun, waited = time.monotonic(), {}
+    for node, said in Line(grid, deadline=1.0, poll=0.01).exchange(
+        MessageType.TRAIN, {1000: RecordDict(), 1001: RecordDict()}
+    ):
+        waited[node] = (said.why, time.monotonic() - begun)
+    assert waited[1001][0] == "its node was started anew in the meantime"
+    assert waited[1001][1] < 1.0
+    assert waited[1000][0] == "no answer within 1 s"
+    assert waited[1000][1] >= 1.0
+
+
+def test_a_message_outlives_the_wait_for_its_answer() -> None:
+    """Otherwise Flower would say of a late one that it cannot be found."""
+    grid = Silent()
+    list(Line(grid, deadline=0.1, poll=0.01).exchange(MessageType.TRAIN, {1000: RecordDict()}))
+    assert [message.metadata.ttl for message in grid.sent] == [0.1 + LEEWAY]
