@@ -18,6 +18,7 @@ _HOME = {
     "compare": "fedloom.runs.compare",
     "Comparison": "fedloom.runs.compare",
     "RunConfig": "fedloom.runs.config",
+    "Watcher": "fedloom.runs.runner",
     "load": "fedloom.data",
     "federate": "fedloom.data",
     "FederatedData": "fedloom.data",
@@ -33,12 +34,15 @@ _HOME = {
     "Protocol": "fedloom.core.evaluate",
     "register": "fedloom.methods",
 }
+_PACKAGES = ("analysis", "loggers")
 
 
 def __getattr__(name: str) -> Any:
-    """Public names, then every registered method and term by the name of its class."""
+    """Public names and packages, then every registered method and term by the name of its class."""
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
+    if name in _PACKAGES:
+        return import_module(f"fedloom.{name}")
     if not name.startswith("_"):
         register = import_module("fedloom.methods").register
         for entry in map(register.__getitem__, register):
@@ -49,4 +53,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     register = import_module("fedloom.methods").register
-    return sorted([*_HOME, *(register[name].__name__ for name in register)])
+    return sorted([*_HOME, *_PACKAGES, *(register[name].__name__ for name in register)])

@@ -16,6 +16,7 @@ from pydantic import (
     field_validator,
 )
 
+from fedloom.analysis.finding import chosen
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
 
@@ -70,6 +71,10 @@ class RunConfig(BaseModel):
         "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
+    diagnose: Words | None = Field(
+        None, description="diagnostics to record on the way, e.g. 'cka,separation'"
+    )
+    diagnose_every: int = Field(10, ge=1, description="rounds between diagnostics")
     seed: int = Field(0, description="seed of everything but the partition")
 
     engine: Words = Field("inline", description="inline, pool, vectorized, ray or flower")
@@ -89,6 +94,11 @@ class RunConfig(BaseModel):
     @classmethod
     def _none_is_a_word(cls, value: Any) -> Any:
         return "none" if value is None else value  # `normalize=none` reads as a value, not a word
+
+    @field_validator("diagnose")
+    @classmethod
+    def _known_diagnostics(cls, value: str | None) -> str | None:
+        return None if value is None else ",".join(chosen(value))
 
     @property
     def normalization(self) -> Literal["half", "channel", "none"] | None:

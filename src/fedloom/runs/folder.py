@@ -22,6 +22,7 @@ from fedloom.errors import RunFolderError
 
 _LOCK = "fedloom.lock"
 _PID = "fedloom.pid"
+_LOGS = ("tensorboard", "wandb", "mlflow")
 
 
 def sync_folder(folder: Path) -> None:
@@ -92,8 +93,9 @@ class RunPaths:
 
     `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
     `current_versions` said when the run began), `partition` (which rows every client holds),
-    `metrics` (the journal), `ledger` (what left which client), `checkpoints` (a folder), `summary`
-    (the result of a run that ended).
+    `metrics` (the journal), `ledger` (what left which client), `diagnostics` (what `diagnose`
+    found), `checkpoints` (a folder), `summary` (the result of a run that ended), and, where loggers
+    watched, a folder for each (`log`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -103,8 +105,13 @@ class RunPaths:
         self.partition = self.path / "partition.json"
         self.metrics = self.path / "metrics.jsonl"
         self.ledger = self.path / "ledger.jsonl"
+        self.diagnostics = self.path / "diagnostics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+
+    def log(self, name: str) -> Path:
+        """The folder of one logger."""
+        return self.path / name
 
 
 class RunFolder(RunPaths):
@@ -209,8 +216,10 @@ class RunFolder(RunPaths):
             self.partition,
             self.metrics,
             self.ledger,
+            self.diagnostics,
             self.summary,
             self.checkpoints,
+            *map(self.log, _LOGS),
         ):
             if used.is_dir() and not used.is_symlink():
                 shutil.rmtree(used)

@@ -15,11 +15,13 @@ from fedloom.data import FederatedData, load
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput, RunFolderError
 from fedloom.methods import describe
+from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT, Experiment, Model
 from fedloom.runs.folder import RunFolder, RunPaths, write_json
 from fedloom.runs.runner import Runner, Watcher
 from fedloom.runs.scores import Record
+from fedloom.runs.store import ClientStates
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Result:
     server: State
     clients: Mapping[int, State]
     warnings: tuple[str, ...] = ()
+    diagnostics: Sequence[Record] = ()
+    """What `diagnose` recorded on the way."""
 
     @property
     def accuracy(self) -> float:
@@ -116,6 +120,7 @@ def start(
     overwrite: bool = False,
 ) -> Result:
     """Run an experiment from the beginning, in its folder if it has one."""
+    _check_diagnosable(experiment, engine)
     out = experiment.config.out
     if out is None:
         return _finish(Runner(experiment, engine, None, watchers))
@@ -139,27 +144,45 @@ def resume(
 
     What the run was given as Python objects must be given again.
     """
-    config = read_config(path)
-    for key, again in (("data", data), ("model", model)):
-        if getattr(config, key) == OBJECT and again is None:
-            raise BadInput(
-                f"the run in {path} was given its {key} as a Python object; resume it from Python"
-                f" with fedloom.resume({str(path)!r}, {key}=...)"
-            )
-    given = Given(method or config.method, data or config.data, model or config.model)
-    # A folder that was moved is resumed where it is now.
-    experiment = given.build(config.changed(out=str(path)))
+    experiment = _rebuilt(path, "resume", method, data, model)
     with engine_of(experiment.config) as engine:
         return go_on(experiment, engine, watchers)
 
 
 def go_on(experiment: Experiment, engine: Engine, watchers: Sequence[Watcher] = ()) -> Result:
     """Restore an experiment from its folder and run what is left."""
+    _check_diagnosable(experiment, engine)
     with RunFolder.open(str(experiment.config.out)) as folder:
         _check_same_data(experiment, folder)
         runner = Runner(experiment, engine, folder, watchers)
         runner.restore()
         return _finish(runner)
+
+
+def stopped_at(
+    path: str | Path, *, method: Method | None = None, data: Any = None, model: Model | None = None
+) -> tuple[Experiment, Snapshot, list[str]]:
+    """A run's experiment, its newest good checkpoint, and a sentence for every damaged one."""
+    experiment = _rebuilt(path, "analysis.Snapshots.of", method, data, model)
+    paths = RunPaths(path)
+    _check_same_data(experiment, paths)
+    states = ClientStates(int(experiment.config.memory * 2**20))
+    return experiment, *Checkpoints(paths.checkpoints).load_latest(states)
+
+
+def _rebuilt(
+    path: str | Path, call: str, method: Method | None, data: Any, model: Model | None
+) -> Experiment:
+    config = read_config(path)
+    for key, again in (("data", data), ("model", model)):
+        if getattr(config, key) == OBJECT and again is None:
+            raise BadInput(
+                f"the run in {path} was given its {key} as a Python object; give it again"
+                f" from Python: fedloom.{call}({str(path)!r}, {key}=...)"
+            )
+    given = Given(method or config.method, data or config.data, model or config.model)
+    # A folder that was moved is resumed where it is now.
+    return given.build(config.changed(out=str(path)))
 
 
 def read_config(path: str | Path) -> RunConfig:
@@ -175,7 +198,15 @@ def read_config(path: str | Path) -> RunConfig:
         raise RunFolderError(f"{file} is not valid JSON ({e}); restore it") from None
 
 
-def _check_same_data(experiment: Experiment, folder: RunFolder) -> None:
+def _check_diagnosable(experiment: Experiment, engine: Engine) -> None:
+    if experiment.config.diagnose is not None and engine.keeps_states:
+        raise BadInput(
+            "with this engine clients keep their models to themselves, so nothing can be diagnosed"
+            " on the way; leave out diagnose, or choose another engine"
+        )
+
+
+def _check_same_data(experiment: Experiment, folder: RunPaths) -> None:
     if not folder.partition.is_file():
         raise RunFolderError(f"{folder.path} lacks {folder.partition.name}; start the run again")
     now = experiment.data.partition
@@ -200,4 +231,5 @@ def _finish(runner: Runner) -> Result:
         runner.server,
         runner.clients,
         tuple(runner.warnings),
+        runner.diagnostics,
     )

@@ -6,7 +6,7 @@ import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -26,6 +26,9 @@ from fedloom.runs.journal import Journal
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.scores import Record, result, round_scores, total
 from fedloom.runs.store import ClientStates
+
+if TYPE_CHECKING:
+    from fedloom.analysis.recorder import Recorder
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
@@ -72,6 +75,7 @@ class Runner:
         self._ledger: Ledger | None = None
         self._ledger_bytes = 0
         self._checkpoints: Checkpoints | None = None
+        self._recorder = self._make_recorder()
 
     def run(self) -> Record:
         """Every plan that is left, then the summary."""
@@ -81,7 +85,10 @@ class Runner:
             self._activities()  # what was before does not count
             for watcher in self.watchers:
                 watcher.begun(self.experiment, self.done)
+            if self._recorder is not None:
+                self._recorder.start(self.done)
             try:
+                self._diagnose()  # of a run that goes on: it may have stopped in the midst of it
                 for plan in self.experiment.plans[self.done :]:
                     self._step(plan)
             finally:
@@ -208,11 +215,30 @@ class Runner:
         if self._ledger is not None:
             self._ledger.end_step(record)
         self._whole = True
+        self._diagnose()
         every = 1 if self.engine.keeps_states else self.experiment.config.checkpoint_every
         if self.done % every == 0:
             self._checkpoint()
         for watcher in self.watchers:
             watcher.step(record)
+
+    def _make_recorder(self) -> Recorder | None:
+        if self.experiment.config.diagnose is None:
+            return None
+        from fedloom.analysis.recorder import Recorder
+
+        return Recorder(self.experiment, None if self.folder is None else self.folder.diagnostics)
+
+    def _diagnose(self) -> None:
+        """Measure the round just done, where that is asked for; changes nothing."""
+        if self._recorder is not None and self.done > 0:
+            with timed("evaluation"):
+                self._recorder.record(self.done, self.server, self.clients)
+
+    @property
+    def diagnostics(self) -> list[Record]:
+        """What was recorded on the way."""
+        return [] if self._recorder is None else self._recorder.lines
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

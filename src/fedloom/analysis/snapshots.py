@@ -1,0 +1,283 @@
+"""The models of a run as it stands: every client's before and after its next local training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedloom.analysis.layers import columns, outputs, representations
+from fedloom.analysis.samples import ROWS, Sample, Samples
+from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.digest import RECEIPT
+from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
+from fedloom.core.message import Plan
+from fedloom.core.net import METHOD, Net
+from fedloom.core.program import Program
+from fedloom.core.rng import rng_scope
+from fedloom.core.round import Round, send
+from fedloom.core.site import SCAN_ROWS, Visit
+from fedloom.core.tree import State, place, place_state
+from fedloom.data import FederatedData
+from fedloom.engines import check_device
+from fedloom.errors import BadInput
+
+if TYPE_CHECKING:
+    from fedloom.runs.experiment import Experiment
+    from fedloom.runs.launch import Result
+
+CLIENTS = 8
+MEMBERS = 18
+"""Samples of an ensemble where the network draws one at a time; FedCR's number."""
+
+
+class ModelView:
+    """One model, asked about samples; answers about features are kept as long as it is."""
+
+    def __init__(self, program: Program, net: Net, state: State, key: tuple[Any, ...]) -> None:
+        self.program, self.net, self.state = program, net, state
+        self.entries: dict[str, int] = {}
+        """How many numbers each layer makes of an input, as far as features were asked for."""
+        self._key = key
+        self._device = next(iter(state[METHOD].values())).device
+        self._features: dict[int, tuple[Sample, dict[str, Tensor]]] = {}
+
+    def features(self, sample: Sample) -> dict[str, Tensor]:
+        """Layer -> float32 [n, d] in evaluation mode, without augmentation, in running order."""
+        if id(sample) not in self._features:
+            found: dict[str, list[Tensor]] = {}
+            for x in self._parts(sample):
+                for layer, z in outputs(self.net, self.state[METHOD], x).items():
+                    self.entries[layer] = z[0].numel()
+                    found.setdefault(layer, []).append(columns(z, layer))
+            whole = {layer: torch.cat(parts) for layer, parts in found.items()}
+            self._features[id(sample)] = sample, whole
+        return self._features[id(sample)][1]
+
+    @torch.no_grad()
+    def probabilities(self, sample: Sample) -> Tensor:
+        """[n, C] as the method predicts."""
+        method = self.program.method
+        with rng_scope(*self._key, sample.name):
+            parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
+        return torch.cat(parts)
+
+    @property
+    def stochastic(self) -> bool:
+        """Does its prediction depend on chance?"""
+        return any(map(self.net.draws, self.net.path_to(self.net.logits)))
+
+    @torch.no_grad()
+    def single_logits(self, sample: Sample) -> Tensor:
+        """[n, C] with the means of stochastic layers."""
+        w, last = self.state[METHOD], self.net.logits
+        parts = [outputs(self.net, w, x)[last].cpu() for x in self._parts(sample)]
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def ensemble_logits(self, sample: Sample) -> Tensor:
+        """[S, n, C] with samples of stochastic layers."""
+        w, last = self.state[METHOD], self.net.logits
+        with rng_scope(*self._key, "ensemble", sample.name):
+            parts = [self._members(w, last, x) for x in self._parts(sample)]
+        return torch.cat(parts, 1)
+
+    def _members(self, w: Mapping[str, Tensor], last: str, x: Tensor) -> Tensor:
+        z = self.net(w, x, want=last)[last]
+        if z.ndim == 3:  # [n, S, C]
+            return z.transpose(0, 1).cpu()
+        others = (self.net(w, x, want=last)[last] for _ in range(MEMBERS - 1))
+        return torch.stack([z, *others]).cpu()
+
+    def _parts(self, sample: Sample) -> Iterator[Tensor]:
+        for x in torch.split(sample.inputs, SCAN_ROWS):
+            yield place(x, self._device)
+
+
+class ClientView:
+    """One client of a run: its models and its rows."""
+
+    def __init__(self, visit: Visit, samples: Samples) -> None:
+        self.cid, self.data = visit.cid, visit.data
+        self.classes: int = visit.data.classes
+        self._visit, self._samples = visit, samples
+
+    @cached_property
+    def before(self) -> ModelView:
+        """The model as received."""
+        return self._view(lambda: model_at(self._visit, "received"))
+
+    @cached_property
+    def after(self) -> ModelView:
+        """The model after the next local training, on a copy that nobody keeps."""
+        return self._view(lambda: model_at(self._visit, "trained"))
+
+    @cached_property
+    def final(self) -> ModelView | None:
+        """The adapted model that the client keeps, if the run has made one."""
+        if not kept_final(self._visit.own or {}):
+            return None
+        return self._view(lambda: model_at(self._visit, "final"))
+
+    @property
+    def balanced(self) -> Sample:
+        """Class-balanced test rows, the same for every client."""
+        return self._samples.balanced
+
+    @property
+    def pool(self) -> Sample:
+        """Test rows of all clients as they come."""
+        return self._samples.pool
+
+    @cached_property
+    def test(self) -> Sample | None:
+        """Its own test rows."""
+        return self._samples.local(self.cid, "test")
+
+    @cached_property
+    def train(self) -> Sample | None:
+        """Its own training rows."""
+        return self._samples.local(self.cid, "train")
+
+    @cached_property
+    def val(self) -> Sample | None:
+        """Its own validation rows."""
+        return self._samples.local(self.cid, "val")
+
+    @property
+    def train_counts(self) -> Tensor:
+        """Training rows of each class [C]."""
+        return torch.bincount(self.data.train.y, minlength=self.classes)
+
+    @property
+    def representations(self) -> list[str]:
+        """The layers that the heads read."""
+        return representations(self.before.net)
+
+    def _view(self, make: Callable[[], State]) -> ModelView:
+        visit = self._visit
+        key = (*visit.down.plan.key, visit.cid)
+        with rng_scope(*key):  # as in the client's own call: this training is the next one's
+            state = make()
+        return ModelView(visit.program, visit.program.net(visit.cid), state, (*key, "diagnosis"))
+
+
+class Snapshots:
+    """A run between two rounds, and some of its clients to look at.
+
+    >>> from fedloom.runs.launch import run
+    >>> ended = run("fedavg", rounds=1, clients=3, partition="iid")
+    >>> snapshots = Snapshots.of(ended, rows=100, clients=2)
+    >>> found = snapshots.client(2).after.features(snapshots.samples.balanced)
+    >>> snapshots.ids, {layer: tuple(z.shape) for layer, z in found.items()}
+    ([0, 2], {'body.1': (100, 64), 'body': (100, 32), 'head': (100, 10)})
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        server: State,
+        clients: Mapping[int, State],
+        done: int,
+        *,
+        rows: int = ROWS,
+        count: int = CLIENTS,
+        samples: Samples | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
+        """`done` plans of the experiment were done when server and clients were so."""
+        self.experiment, self.program = experiment, experiment.program
+        self._server, self._clients = server, clients
+        self.warnings = tuple(warnings)
+        if not isinstance(experiment.data, FederatedData):
+            raise BadInput("the clients' data is at their sites; diagnose a run that has it here")
+        self.data: FederatedData = experiment.data
+        if count < 1:
+            raise BadInput(f"clients is {count}; a diagnosis needs at least one")
+        self.round = _rounds_done(experiment.plans[:done])
+        self._plan = Plan(self.round + 1, seed=self.program.seed, clients=self.program.clients)
+        self.samples = samples or Samples(self.data, self.program.clients, rows)
+        self.ids = _spread(self.program.clients, count)
+        if any(RECEIPT in clients.get(cid, {}) for cid in self.ids):
+            raise BadInput(
+                "this run's clients kept their states to themselves (engine flower); only a run of"
+                " another engine can be diagnosed"
+            )
+        self._device = _device(experiment.config.device)
+
+    @classmethod
+    def of(
+        cls,
+        run: str | Path | Result,
+        *,
+        rows: int = ROWS,
+        clients: int = CLIENTS,
+        **objects: Any,
+    ) -> Snapshots:
+        """Of a run folder's newest checkpoint, or of a run that ended in this process.
+
+        `clients` is how many to look at. What the run was given as Python objects (`data`,
+        `model`, `method`) must be given again.
+        """
+        from fedloom.runs.launch import Result, stopped_at
+
+        if isinstance(run, Result):
+            experiment, done = run.experiment, len(run.experiment.plans)
+            return cls(experiment, run.server, run.clients, done, rows=rows, count=clients)
+        experiment, found, warnings = stopped_at(run, **objects)
+        return cls(
+            experiment,
+            found.server,
+            found.clients,
+            found.step,
+            rows=rows,
+            count=clients,
+            warnings=warnings,
+        )
+
+    def client(self, cid: int) -> ClientView:
+        """One client's view; dropping it frees what it computed."""
+        data: ClientData = self.data.client(cid)
+        down = send(self._round, cid)
+        visit = Visit(self.program, cid, data, down, self._clients.get(cid), self._device)
+        return ClientView(visit, self.samples)
+
+    def aggregated_accuracy(self) -> tuple[float | None, str | None]:
+        """The global model's accuracy on the balanced rows, or why there is no such model."""
+        if why := self.program.global_model_missing():
+            return None, why
+        rows = self.samples.balanced
+        state = place_state(global_state(self.program, self._server), self._device)
+        with rng_scope(*self._plan.key, "aggregated"):
+            split = HeldRows(rows.inputs, rows.y)
+            score = score_rows(self.program, self.program.nets[0], split, state, "global")
+        return score["accuracy"], None
+
+    @cached_property
+    def _round(self) -> Round:
+        return Round(self.program, self._plan, self._server)
+
+
+def _device(name: str) -> torch.device:
+    """The run's device, or the processor where this machine lacks it."""
+    try:
+        return check_device(name)
+    except BadInput:
+        return torch.device("cpu")
+
+
+def _rounds_done(plans: list[Plan]) -> int:
+    rounds = [plan.t for plan in plans if plan.kind == "train"]
+    if not rounds:
+        raise BadInput("the run has no finished round to diagnose; let it go on first")
+    return max(rounds)
+
+
+def _spread(clients: int, count: int) -> list[int]:
+    """Ids from the first to the last, evenly spaced."""
+    most = min(clients, count)
+    return [i * (clients - 1) // max(most - 1, 1) for i in range(most)]
