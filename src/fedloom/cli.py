@@ -1,4 +1,5 @@
-"""The command line: `fedloom list | show | partition | run | compare | resume`.
+"""The command line: `fedloom list | show | partition | run | compare | resume`, what a run left
+(`report | diagnose | ledger`) and `fedloom deploy`.
 
 Flags of a run are the keys of `RunConfig`. Whatever needs torch is imported inside a command, so
 that help is quick.
@@ -19,11 +20,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedloom.errors import BadInput, CheckpointError, FedloomError, RunFolderError, suggestion
+from fedloom.deploy.cli import deploy_app
+from fedloom.errors import (
+    BadInput,
+    CheckpointError,
+    FedloomError,
+    RunFolderError,
+    TooFewClients,
+    WorkerLost,
+    suggestion,
+)
 from fedloom.runs.config import RunConfig
 
 if TYPE_CHECKING:
     from fedloom.loggers import Logger
+    from fedloom.report.live import Live
     from fedloom.runs.progress import Bar
     from fedloom.runs.runner import Watcher
 
@@ -35,6 +46,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(deploy_app)
 out = Console()
 err = Console(stderr=True)
 
@@ -47,6 +59,10 @@ Log = Annotated[
     str | None,
     typer.Option(help="tensorboard, wandb (offline), mlflow, or several: a,b.", metavar="NAMES"),
 ]
+LivePage = Annotated[bool, typer.Option("--live", help="Serve the report while the run goes on.")]
+LivePort = Annotated[
+    int, typer.Option(help="Of --live, on 127.0.0.1; 0 is any free one.", min=0, max=65535)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="What the flags say, e.g. clients=8."),
@@ -57,7 +73,7 @@ PANELS = {
     " newcomers",
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
     " weight_decay clip decay drop_last replacement seed",
-    "Evaluation": "protocol eval_every",
+    "Evaluation": "protocol eval_every diagnose diagnose_every",
     "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out",
 }
 DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
@@ -132,6 +148,8 @@ def run_command(
     overwrite: Overwrite = False,
     profile: Profile = False,
     log: Log = None,
+    live: LivePage = False,
+    live_port: LivePort = 0,
     flags: dict[str, Any],
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
@@ -144,10 +162,11 @@ def run_command(
     with (
         _stoppable(str(chosen.out)),
         _loggers(log) as loggers,
+        _live(str(chosen.out), live, live_port) as pages,
         _bar(quiet) as bar,
         engine_of(chosen) as engine,
     ):
-        watchers = _watchers(loggers, bar, chosen.method)
+        watchers = [*_watchers(loggers, bar, chosen.method), *pages]
         result = start(Experiment.build(chosen), engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result.summary))
     _show(profile_table(result.summary) if profile and not as_json else None)
@@ -217,6 +236,28 @@ def resume(
         _note(warning)
     _show(None if quiet or as_json else summary_table(result.summary))
     _print_json(result.summary, as_json)
+
+
+@app.command("report")
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or folders of comparisons.")],
+    *,
+    to: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "report.html"
+    ),
+    target: Annotated[
+        list[float] | None,
+        typer.Option(help="Accuracy to count rounds and megabytes to, e.g. 0.8; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One self-contained HTML page: tables with tests, curves, clients, diagnostics."""
+    from fedloom.report.page import report
+
+    path = report(runs, to, targets=target or ())
+    if not as_json:
+        print(f"saved {path}")
+    _print_json({"saved": str(path), "bytes": path.stat().st_size}, as_json)
 
 
 @app.command()
@@ -292,6 +333,39 @@ def ledger(
 
 
 @app.command()
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="The run folder.")],
+    *,
+    only: Annotated[
+        str | None, typer.Option(help="mdl,cka,... (default: all).", metavar="NAMES")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="Most rows of a data set.", min=2)] = 500,
+    clients: Annotated[int, typer.Option(help="How many clients to look at.", min=1)] = 8,
+    estimator: Annotated[str, typer.Option(help="Of the MDL: online or reprieve.")] = "online",
+    probe: Annotated[str, typer.Option(help="Of the MDL: ridge or mlp (slow).")] = "ridge",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Representations, bias and calibration of a run's models, before and after local training.
+
+    Looks at the newest checkpoint and writes diagnostics.jsonl in the run folder.
+    """
+    from fedloom.analysis.measures import Options
+    from fedloom.analysis.recorder import diagnose as measured
+    from fedloom.analysis.summary import Steps, findings_table
+
+    options = Options(estimator, probe)
+    with Steps(err, quiet) as steps:
+        found, warnings = measured(
+            run, only, rows=rows, clients=clients, options=options, progress=steps.begin
+        )
+    for warning in warnings:
+        _note(warning)
+    _show(None if quiet or as_json else findings_table(found))
+    _print_json({"run": str(run), "findings": [f.as_record() for f in found]}, as_json)
+
+
+@app.command()
 def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.")]) -> None:
     """A method's algorithm, hyper-parameters, deviations, what travels, and what it costs."""
     from fedloom.catalogue import page
@@ -333,6 +407,20 @@ def _loggers(names: str | None) -> Iterator[list[Logger]]:
         yield [stack.enter_context(make_logger(name.strip())) for name in names.split(",")]
 
 
+@contextmanager
+def _live(folder: str, wanted: bool, port: int) -> Iterator[list[Live]]:
+    """The page of a run that goes on; at its end the report is left in the run's folder."""
+    if not wanted:
+        yield []
+        return
+    from fedloom.report.live import serving
+
+    with serving(folder, port) as page:
+        _note(f"live report: {page.address}")
+        yield [page]
+        _note(f"report: {page.write()}")
+
+
 def _watchers(
     loggers: Iterable[Logger], bar: Bar | None, label: str, done: int = 0
 ) -> list[Watcher]:
@@ -343,8 +431,6 @@ def _watchers(
 @contextmanager
 def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
     """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on."""
-    from fedloom.engines.pool import WorkerLost
-
     again = "the same command" if compare else f"fedloom resume {folder}"
     try:
         with _signals_as_ctrl_c():
@@ -354,7 +440,7 @@ def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
         how = f"what is done is saved; go on with: {again}" if begun else "nothing was done yet"
         _note(f"stopped; {how}")
         sys.exit(130)
-    except (WorkerLost, CheckpointError) as e:
+    except (WorkerLost, TooFewClients, CheckpointError) as e:
         raise type(e)(f"{e}; to go on: {again}") from None
 
 

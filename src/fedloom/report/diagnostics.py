@@ -1,0 +1,489 @@
+"""The diagnostics a run recorded (`diagnostics.jsonl`): only what is there is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedloom.report.figures import Drawings, plain_table, rounded
+from fedloom.report.groups import Group, Row
+from fedloom.report.html import Html, tag
+from fedloom.report.scatter import ellipses_figure, tsne_figure
+from fedloom.runs.scores import Record
+
+HOW = "Record {them} with: fedloom diagnose {run}"
+ROWS = {"bal": "balanced rows", "local-test": "own test rows", "pooled": "rows of all clients"}
+SIDES = ("before", "after")
+
+
+def diagnostics_section(group: Group, name: str, drawings: Drawings) -> Html:
+    """Of every method, the first seed that recorded some."""
+    blocks = [
+        _block(row, f"{name}-d{i}", findings, drawings)
+        for i, row in enumerate(group.rows)
+        if (findings := _recorded(row))
+    ]
+    most = max(group.rows, key=lambda row: len(_recorded(row)))
+    run = group.first.paths.path
+    nothing = tag("p", "No diagnostics were recorded. ", HOW.format(them="them", run=run))
+    return tag(
+        "section",
+        tag("h3", "Diagnostics"),
+        tag("div", class_="controls", data_choose=f"{name}-d") if blocks else None,
+        tag("div", blocks, data_choices=f"{name}-d", data_first=most.label) if blocks else nothing,
+        id=f"{name}-diagnostics",
+    )
+
+
+def _recorded(row: Row) -> list[Record]:
+    return next((run.findings for run in row.runs if run.findings), [])
+
+
+def _block(row: Row, name: str, findings: list[Record], drawings: Drawings) -> Html:
+    said = [f for f in findings if "skipped" not in f["result"]]
+    skipped = list(dict.fromkeys(f["result"]["skipped"] for f in findings if f not in said))
+    figures: list[Html | None] = []
+    for kinds, make in MAKERS.items():
+        lines = [f for f in said if f["name"] in kinds]
+        if lines:
+            figures.append(make(f"{name}-{kinds[0]}", lines, drawings))
+    shown = sorted({f["name"] for f in said})
+    missing = [kind for kind in NAMES if kind not in shown]
+    note = HOW.format(them=f"the rest ({', '.join(missing)})", run=row.runs[0].paths.path)
+    return tag(
+        "div",
+        tag("h4", row.label),
+        [tag("p", sentence, class_="quiet") for sentence in skipped],
+        tag("div", figures, class_="figures"),
+        tag("p", note, class_="quiet") if missing else None,
+        data_choice=row.label,
+    )
+
+
+def newest(lines: list[Record]) -> list[Record]:
+    """The lines of the last round that has any."""
+    last = max(line["round"] for line in lines)
+    return [line for line in lines if line["round"] == last]
+
+
+# ------------------------------------------------------------------ per layer
+
+
+def _mdl(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    now = newest(lines)
+    figures = []
+    for data in dict.fromkeys(line["data"] for line in now):
+        here = [line for line in now if line["data"] == data]
+        uniform = [v for line in here for v in line["result"]["uniform_bits"] if v is not None]
+        rows = [
+            [
+                line["layer"],
+                *(m[side][k] for k in ("bits", "per_sample", "ratio") for side in SIDES),
+                line["result"]["mean_change_percent"],
+            ]
+            for line in here
+            for m in [line["result"]["mean"]]
+        ]
+        head = [
+            "layer",
+            "bits before",
+            "bits after",
+            "nats per label before",
+            "nats per label after",
+            "of uniform code before",
+            "after",
+            "change %",
+        ]
+        figures.append(
+            drawings.figure(
+                f"{name}-{data}",
+                f"Description length, {ROWS.get(data, data)}, round {here[0]['round']}",
+                {
+                    "kind": "bars",
+                    "ylabel": "bits",
+                    "groups": [line["layer"] for line in here],
+                    "series": _bars(here, "bits"),
+                    "references": [{"name": "uniform code", "value": max(uniform)}]
+                    if uniform
+                    else [],
+                },
+                plain_table(f"{name}-{data}-table", "Mean over clients", head, rows),
+                "Lower is better: bits to tell the labels from the features. Whiskers: lowest and"
+                " highest client.",
+            )
+        )
+    return tag("div", figures, class_="flat")
+
+
+def _separation(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    now = newest(lines)
+    rows = [
+        [line["layer"], *(m[side][k] for k in ("value", "null", "debiased") for side in SIDES)]
+        for line in now
+        for m in [line["result"]["mean"]]
+    ]
+    head = [
+        "layer",
+        "before",
+        "after",
+        "shuffled before",
+        "shuffled after",
+        "debiased before",
+        "debiased after",
+    ]
+    bars = drawings.figure(
+        name,
+        f"Class-wise separation, round {now[0]['round']}",
+        {
+            "kind": "bars",
+            "ylabel": "R²",
+            "groups": [line["layer"] for line in now],
+            "series": _bars(now, "value"),
+            "references": [],
+        },
+        plain_table(f"{name}-table", "Mean over clients", head, rows),
+        "Share of the spread that lies between classes, on clients' own test rows.",
+    )
+    return tag(
+        "div",
+        bars,
+        _over_rounds(
+            name,
+            "Separation over rounds",
+            "R²",
+            lines,
+            drawings,
+            lambda line, side: line["result"]["mean"][side]["value"],
+        ),
+        class_="flat",
+    )
+
+
+def _cka(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    now = newest(lines)
+    frames = [
+        {
+            "name": f"{line['layer']}, {line['snapshot']}",
+            "rows": list(map(str, line["result"]["clients"])),
+            "cols": list(map(str, line["result"]["clients"])),
+            "values": [[rounded(v, 3) for v in row] for row in line["result"]["matrix"]],
+        }
+        for line in now
+    ]
+    keys = ("mean", "smallest", "largest", "null", "debiased_mean", "n")
+    rows = [[line["layer"], line["snapshot"], *(line["result"][k] for k in keys)] for line in now]
+    head = ["layer", "model", "mean", "smallest", "largest", "shuffled rows", "debiased", "rows"]
+    heat = drawings.figure(
+        name,
+        f"CKA between clients, round {now[0]['round']}",
+        {
+            "kind": "heat",
+            "xlabel": "client",
+            "ylabel": "client",
+            "max": 1.0,
+            "digits": 2,
+            "frames": frames,
+            "choose": "layer and model",
+        },
+        plain_table(f"{name}-table", "Linear CKA over pairs of clients", head, rows),
+        "1: two clients' features are alike on the same rows.",
+    )
+    return tag(
+        "div",
+        heat,
+        _over_rounds(
+            name,
+            "CKA between clients over rounds",
+            "CKA",
+            lines,
+            drawings,
+            lambda line, side: line["result"]["mean"] if line["snapshot"] == side else None,
+        ),
+        class_="flat",
+    )
+
+
+def _over_rounds(
+    name: str,
+    title: str,
+    ylabel: str,
+    lines: list[Record],
+    drawings: Drawings,
+    value: Callable[[Record, str], float | None],
+) -> Html | None:
+    if len({line["round"] for line in lines}) < 2:
+        return None
+    found: dict[str, dict[int, float | None]] = {}
+    for line in lines:
+        for side in SIDES:
+            if (v := value(line, side)) is not None:
+                found.setdefault(f"{line['layer']}, {side}", {})[line["round"]] = v
+    rounds = sorted({t for column in found.values() for t in column})
+    series = [
+        {"key": key, "x": list(column), "y": [rounded(v) for v in column.values()]}
+        for key, column in found.items()
+    ]
+    table = [[t, *(column.get(t) for column in found.values())] for t in rounds]
+    return drawings.figure(
+        f"{name}-rounds",
+        title,
+        {
+            "kind": "lines",
+            "xlabel": "round",
+            "ylabel": ylabel,
+            "keys": list(found),
+            "views": [{"name": "", "series": series}],
+        },
+        plain_table(f"{name}-rounds-table", title, ["round", *found], table),
+    )
+
+
+def _bars(lines: list[Record], metric: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": side,
+            "values": [rounded(line["result"]["mean"][side][metric], 4) for line in lines],
+            "low": [_end(min, line["result"][side][metric]) for line in lines],
+            "high": [_end(max, line["result"][side][metric]) for line in lines],
+        }
+        for side in SIDES
+    ]
+
+
+def _end(which: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
+    there = [v for v in values if v is not None]
+    return rounded(which(there), 4) if there else None
+
+
+def _shift(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    """Fisher ratio, drift and overlap of each layer in one table."""
+    del drawings
+    head = {
+        "fisher": ["Fisher mean before", "after", "noise"],
+        "drift": ["drift seen", "drift unseen", "one less CKA"],
+        "overlap": ["told apart before", "after", "ratio of spreads"],
+    }
+    by = {(f["layer"], f["name"]): f for f in lines}
+    kinds = [kind for kind in head if any(kind == found for _, found in by)]
+    layers = list(dict.fromkeys(layer for layer, _ in by))
+    rows = [
+        [layer, *(v for kind in kinds for v in _measures(by.get((layer, kind))))]
+        for layer in layers
+    ]
+    columns = ["layer", *(title for kind in kinds for title in head[kind])]
+    at = max(f["round"] for f in lines)
+    caption = f"Representation bias, mean over clients, round {at}"
+    note = (
+        "Fisher: how far a client's features lie from the others', in their own spread. Drift:"
+        " cosine distance that local training moves a row of a seen or an unseen class. Told apart:"
+        " area under the curve of seen against unseen classes; a ratio of spreads below 1: they"
+        " collapse."
+    )
+    table = plain_table(f"{name}-table", caption, columns, rows)
+    return tag("div", table, tag("p", note, class_="quiet"), class_="wide")
+
+
+def _measures(line: Record | None) -> list[float | None]:
+    if line is None:
+        return [None, None, None]
+    mean = line["result"]["mean"]
+    if line["name"] == "fisher":
+        return [mean["before"]["mean"], mean["after"]["mean"], mean["after"]["null_mean"]]
+    if line["name"] == "drift":
+        return [mean["seen"]["cosine"], mean["unseen"]["cosine"], mean["all"]["cka"]]
+    return [mean["before"]["auc"], mean["after"]["auc"], mean["rho"]]
+
+
+# ------------------------------------------------------------------ predictions
+
+
+def _classifier_bias(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    line = min(newest(lines), key=lambda f: f["settings"].get("seen_at_least", 1))
+    found = line["result"]
+    classes = found["class_names"] or list(map(str, range(found["classes"])))
+    ids = list(map(str, found["clients"]))
+    frames = [
+        {
+            "name": f"{side} local training",
+            "rows": ids,
+            "cols": classes,
+            "values": [[rounded(v, 3) for v in row] for row in found[side]["predicted"]],
+            "marked": found["seen"],
+        }
+        for side in SIDES
+    ]
+    head = [
+        "client",
+        "classes seen %",
+        "seen mass before",
+        "after",
+        "unseen recall before",
+        "after",
+        "seen recall before",
+        "after",
+    ]
+    keys = ("seen_mass", "unseen_recall", "seen_recall")
+    rows = [
+        [cid, 100 * found["blind"][i], *(found[side][k][i] for k in keys for side in SIDES)]
+        for i, cid in enumerate(ids)
+    ]
+    return drawings.figure(
+        name,
+        f"Classifier bias, round {line['round']}",
+        {
+            "kind": "heat",
+            "xlabel": "predicted class",
+            "ylabel": "client",
+            "max": 1.0,
+            "digits": 2,
+            "frames": frames,
+            "choose": "model",
+        },
+        plain_table(f"{name}-table", "What rows of unseen classes are taken for", head, rows),
+        "Share of rows of classes a client has never seen that it takes for each class; framed: the"
+        " classes it has seen.",
+    )
+
+
+def _global_accuracy(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    line = newest(lines)[-1]
+    found = line["result"]
+    whole = found["aggregated"]
+    references = [{"name": "chance", "value": rounded(100 * found["chance"], 2)}]
+    if whole["accuracy"] is not None:
+        references.append({"name": "aggregated", "value": rounded(100 * whole["accuracy"], 2)})
+    accuracy = {side: [_times100(v) for v in found[side]["accuracy"]] for side in SIDES}
+    ids = list(map(str, found["clients"]))
+    rows = [[cid, *(accuracy[side][i] for side in SIDES)] for i, cid in enumerate(ids)]
+    mean = [_times100(found["mean"][side]["accuracy"]) for side in SIDES]
+    why = f" There is no global model: {whole['why']}." if whole["why"] else ""
+    return drawings.figure(
+        name,
+        f"Accuracy on balanced rows, round {line['round']}",
+        {
+            "kind": "bars",
+            "ylabel": "accuracy %",
+            "xlabel": "client",
+            "groups": ids,
+            "series": [{"key": side, "values": accuracy[side]} for side in SIDES],
+            "references": references,
+        },
+        plain_table(
+            f"{name}-table", "Accuracy in percent", ["client", *SIDES], [*rows, ["mean", *mean]]
+        ),
+        f"Each client's model on {found['n']} class-balanced rows that are the same for all.{why}",
+    )
+
+
+def _times100(value: float | None) -> float | None:
+    return None if value is None else rounded(100 * value, 2)
+
+
+WAYS = {
+    "predict": "as the method predicts",
+    "single": "a single sample",
+    "probability_average": "mean of probabilities",
+    "logit_average": "mean of logits",
+    "tempered": "after temperature scaling",
+}
+
+
+def _calibration(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    now = newest(lines)
+    keys = list(dict.fromkeys(WAYS.get(way, way) for line in now for way in line["result"]["ways"]))
+    views = [
+        {
+            "name": f"{line['snapshot']} local training"
+            if line["snapshot"] in SIDES
+            else "adapted",
+            "series": [
+                {"key": WAYS.get(way, way), **_diagram(found["table"])}
+                for way, found in line["result"]["ways"].items()
+            ],
+        }
+        for line in now
+    ]
+    measures = ("ece", "noise", "mce", "gap", "accuracy", "nll", "brier", "n")
+    rows = [
+        [WAYS.get(way, way), line["snapshot"], *(found[k] for k in measures)]
+        for line in now
+        for way, found in line["result"]["ways"].items()
+    ]
+    head = [
+        "prediction",
+        "model",
+        "ECE",
+        "ECE if calibrated",
+        "MCE",
+        "confidence less accuracy",
+        "accuracy",
+        "nats",
+        "Brier",
+        "rows",
+    ]
+    return drawings.figure(
+        name,
+        f"Reliability, round {now[0]['round']}",
+        {
+            "kind": "lines",
+            "xlabel": "confidence",
+            "ylabel": "accuracy",
+            "keys": keys,
+            "views": views,
+            "diagonal": True,
+            "dots": True,
+        },
+        plain_table(f"{name}-table", "Calibration on clients' test rows", head, rows),
+        "; ".join(
+            f"{WAYS.get(way, way)}: ECE {found['ece']:.3f}"
+            for way, found in now[-1]["result"]["ways"].items()
+        )
+        + f" ({now[-1]['snapshot']}).",
+    )
+
+
+def _diagram(table: Record) -> dict[str, Any]:
+    bins = [
+        (c, a, n)
+        for c, a, n in zip(table["confidence"], table["accuracy"], table["counts"], strict=True)
+        if c is not None and a is not None
+    ]
+    return {
+        "x": [rounded(c) for c, _, _ in bins],
+        "y": [rounded(a) for _, a, _ in bins],
+        "weight": [n for *_, n in bins],
+    }
+
+
+def _tsne(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    return tsne_figure(name, newest(lines)[-1], drawings)
+
+
+def _ellipses(name: str, lines: list[Record], drawings: Drawings) -> Html:
+    return ellipses_figure(name, newest(lines)[-1], drawings)
+
+
+NAMES = (
+    "mdl",
+    "cka",
+    "separation",
+    "fisher",
+    "drift",
+    "overlap",
+    "classifier_bias",
+    "global_accuracy",
+    "calibration",
+    "tsne",
+    "ellipses",
+)
+MAKERS: dict[tuple[str, ...], Callable[[str, list[Record], Drawings], Html | None]] = {
+    ("mdl",): _mdl,
+    ("cka",): _cka,
+    ("separation",): _separation,
+    ("fisher", "drift", "overlap"): _shift,
+    ("classifier_bias",): _classifier_bias,
+    ("global_accuracy",): _global_accuracy,
+    ("calibration",): _calibration,
+    ("tsne",): _tsne,
+    ("ellipses",): _ellipses,
+}

@@ -1,0 +1,256 @@
+"""The page as a file: whole, small, closed to the outside, and no label becomes code."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shlex
+from hashlib import sha256
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import write_run
+
+import fedloom as fl
+from fedloom.report.page import report
+from fedloom.report.runs import StoredRun
+from fedloom.report.setup import command
+from helpers import fedloom
+
+EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+
+
+class Page(HTMLParser):
+    """A page taken apart: every tag with its attributes, and the text of each."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: list[str] = []
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if self._open:
+            self.texts.setdefault(self._open[-1], []).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(t for tag, ts in self.texts.items() for t in ts if tag != "script")
+
+    @property
+    def charts(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.texts["script"][0])
+        return found
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    folder = tmp_path_factory.mktemp("compared")
+    fl.compare(
+        ["local", "fedavg", "fedpac"],
+        seeds=[0, 1],
+        rounds=3,
+        clients=4,
+        model="mlp(hidden=[8])",
+        out=str(folder / "c"),
+    )
+    return Page(report([folder / "c"], folder / "report.html"))
+
+
+def test_everything_asked_for_is_there(compared: Page) -> None:
+    headings = [t for level in ("h3", "h4") for t in compared.texts[level]]
+    for section in ("Summary", "Curves", "Clients", "Combination weights", "Diagnostics"):
+        assert section in headings
+    for section in ("Partition", "Configuration", "To repeat", "Cost, and the way to a target"):
+        assert section in headings
+    assert "crossed: two-way random effects over 2 seeds and 4 clients" in compared.text
+    assert "Clients are not pooled over seeds" in compared.text
+    assert "fedloom diagnose" in compared.text
+    circles = [attrs for tag, attrs in compared.tags if tag == "circle"]
+    assert circles  # the bubble plot
+    kinds = {name: spec["kind"] for name, spec in compared.charts.items()}
+    assert [k for k in kinds if k.startswith("g0-curve")] == [
+        "g0-curve-rounds",
+        "g0-curve-seconds",
+        "g0-curve-megabytes",
+    ]
+    assert kinds["g0-gain-local"] == kinds["g0-gain-fedavg"] == "strip"
+    frames = compared.charts["g0-weights-2"]["frames"]
+    assert [f["name"] for f in frames] == ["round 1", "round 2", "round 3"]
+    assert np.asarray(frames[0]["values"]).sum(axis=1) == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_page_is_well_formed_for_all_readers(compared: Page) -> None:
+    """Language, one first heading, headings without gaps, captions, labelled scrolling boxes."""
+    assert ("html", {"lang": "en"}) in compared.tags
+    levels = [int(tag[1]) for tag, _ in compared.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in pairwise(levels))
+    names = [tag for tag, _ in compared.tags]
+    assert names.count("table") == names.count("caption") > 8
+    assert all(attrs.get("scope") for tag, attrs in compared.tags if tag == "th")
+    boxes = [attrs for _, attrs in compared.tags if attrs.get("role") == "region"]
+    assert boxes
+    assert all(b["aria-label"] and b["tabindex"] == "0" for b in boxes)
+    ids = [attrs["id"] for _, attrs in compared.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    figures, charts = names.count("figure"), compared.charts
+    assert figures == len(charts) + 1  # the bubble plot is no chart of the script
+    assert names.count("details") >= figures
+
+
+def test_nothing_is_loaded_from_elsewhere(compared: Page) -> None:
+    loading = {"src", "srcset", "data", "action", "poster", "background", "xlink:href"}
+    for tag, attrs in compared.tags:
+        assert tag not in {"link", "img", "iframe", "object", "embed", "base", "form", "image"}
+        assert not loading & attrs.keys()
+        assert not [name for name in attrs if name.startswith("on") or name == "style"]
+        assert (attrs.get("href") or "#").startswith("#")
+    (style,) = compared.texts["style"]
+    assert "url(" not in style
+    assert "@import" not in style
+    addresses = set(re.findall(r"https?://[^\s\"'<]+", compared.source))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # the name of a language, not a place
+
+
+def test_the_policy_allows_these_scripts_and_no_others(compared: Page) -> None:
+    policy = next(
+        attrs["content"]
+        for tag, attrs in compared.tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
+    assert policy is not None
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["connect-src"] == "'none'"
+    for name, text in (
+        ("style", compared.texts["style"][0]),
+        ("script", compared.texts["script"][1]),
+    ):
+        digest = base64.b64encode(sha256(text.encode()).digest()).decode()
+        assert rules[f"{name}-src"] == f"'sha256-{digest}'"
+
+
+def test_labels_are_never_code(tmp_path: Path) -> None:
+    write_run(tmp_path / EVIL.replace("/", "_"), EVIL, model=EVIL, data=EVIL, partition=0)
+    write_run(tmp_path / "b", "local", [(0.1, 0.2)], model=EVIL, data=EVIL)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    tags = [tag for tag, _ in page.tags]
+    assert tags.count("script") == 2
+    assert "img" not in tags
+    assert EVIL in page.texts["title"][0]
+    assert any(EVIL in label for spec in page.charts.values() for label in spec.get("keys", ()))
+    assert page.source.count("<script>window") == 0
+
+
+def test_groups_that_do_not_compare_are_told_apart(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", "fedavg", [(0.5, 0.6)], seed=seed)
+        write_run(tmp_path / f"b{seed}", "fedper", [(0.5, 0.6), (0.7, 0.9)], seed=seed)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "Not comparable with the first group, because rounds is 2, not 1." in page.text
+    assert "Test: " not in page.text  # each group has one method only
+    assert len(page.texts["h2"]) == 2
+
+
+def test_an_unfinished_run_is_shown_as_such_and_not_in_bold(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", [(0.5, 0.6)], rounds=9)
+    write_run(tmp_path / "b", "fedper", [(0.9, 0.9)], rounds=9, ended=False)
+    write_run(tmp_path / "c", "local", [(0.7, 0.7)], rounds=9)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "unfinished: seed 0 at 1 of 9" in page.texts["span"]
+    best = [text for text in page.texts["strong"] if re.fullmatch(r"[\d.]+", text)]
+    assert "70.00" in best
+    assert "90.00" not in best
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", ended=False)
+    (path / "metrics.jsonl").write_text('{"torn')
+    page = Page(report([path], tmp_path / "report.html"))
+    assert "No run has ended yet" in page.text
+    assert page.charts["g0-curve-rounds"]["views"][0]["series"][0]["x"] == []
+
+
+def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
+    """A client with one test row says nothing about noise: NaN in the table, null in the data."""
+    write_run(tmp_path / "a", "fedavg", [(1.0,)], rows=1)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert not re.search(r"\bnan\b|NaN|Infinity", page.text + page.texts["script"][0])
+    assert page.texts["td"].count("\N{EN DASH}") > 3
+
+
+def test_ten_large_runs_stay_below_five_megabytes(tmp_path: Path) -> None:
+    """100 clients, 300 rounds; one of them with FedPAC's weights of all clients."""
+    draw = np.random.default_rng(0)
+    methods = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedbn", "apfl", "moon", "fedprox"]
+    weights = np.full((100, 100), 0.01).tolist()
+    notes = [{"clients": list(range(100)), "weights": weights}] * 40
+    for i, method in enumerate([*methods, "fedpac"]):
+        curve = draw.uniform(0.3, 0.9, (300, 100)).round(4).tolist()
+        write_run(tmp_path / str(i), method, curve, notes=notes if method == "fedpac" else ())
+    path = report([tmp_path], tmp_path / "report.html")
+    assert len(Page(path).charts["g0-curve-rounds"]["keys"]) == 10
+    assert path.stat().st_size < 5_000_000
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_the_command_repeats_the_run(tmp_path: Path) -> None:
+    given = {"clients": 3, "rounds": 2, "seed": 3, "model": "mlp(hidden=[8])", "drop_last": False}
+    first = fl.run("fedprox(mu=0.5)", **given, normalize="none", out=str(tmp_path / "a"))  # type: ignore[arg-type]
+    words = shlex.split(command(StoredRun.read(tmp_path / "a")))
+    assert words[:2] == ["fedloom", "run"]
+    done = fedloom(*words[1:], "--out", tmp_path / "b", "--json")
+    assert done.code == 0, done.err
+    assert done.record["state_sha256"] == first.summary["state_sha256"]
+
+
+def test_a_run_of_python_objects_has_no_command(tmp_path: Path) -> None:
+    data = (np.zeros((20, 4), dtype=np.float32), np.arange(20) % 2)
+    fl.run("fedavg", data, rounds=1, clients=2, partition="iid", out=str(tmp_path / "a"))
+    assert "its data was a Python object" in command(StoredRun.read(tmp_path / "a"))
+    page = Page(report([tmp_path / "a"], tmp_path / "report.html"))
+    assert "Classes cannot be shown: the data was a Python object." in page.text
+
+
+def test_report_on_the_command_line(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", curve=[(0.2, 0.4), (0.8, 0.9)])
+    out = tmp_path / "new" / "report.html"
+    done = fedloom("report", tmp_path / "a", "-o", out, "--target", "0.8", "--json")
+    assert done.code == 0, done.err
+    assert done.record == {"saved": str(out), "bytes": out.stat().st_size}
+    assert "Rounds to 80.0 %" in Page(out).texts["button"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["{tmp}/nothing"], "there is no run in"),
+        (["{tmp}/a", "-o", "{tmp}"], "is a folder; give -o the name of a file"),
+        (["{tmp}/a", "-o", "{tmp}/a/config.json/x.html"], "cannot write"),
+        (["{tmp}/a", "--target", "80"], "a target is an accuracy between 0 and 1, not 80"),
+    ],
+)
+def test_errors_are_one_sentence(args: list[str], said: str, tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    done = fedloom("report", *(arg.format(tmp=tmp_path) for arg in args))
+    assert done.code == 1
+    assert said in " ".join(done.err.split())
+    assert len(done.err.strip().splitlines()) == 1
