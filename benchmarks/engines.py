@@ -29,6 +29,8 @@ from typing import Any
 
 import scale
 
+from fedloom.runs.watcher import Watcher
+
 RESULTS = Path(__file__).parent / "results" / "engines.json"
 ENGINES = ("inline", "pool", "ray", "flower")
 WORKERS = 2
@@ -36,7 +38,7 @@ Case = dict[str, Any]
 Reading = dict[str, Any]
 
 
-class Watch:
+class Watch(Watcher):
     """Notes when each round ended."""
 
     def begun(self, experiment: Any, done: int) -> None:

@@ -34,6 +34,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedloom.runs.watcher import Watcher
+
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 GROUPS = ("population", "participants", "cifar10", "fedpac_server")
 ROWS = 18
@@ -92,7 +94,7 @@ def measure(case: Case) -> Reading:
     }
 
 
-class Timer:
+class Timer(Watcher):
     """Notes when each round ended, and what was in memory before the first."""
 
     def begun(self, experiment: Any, done: int) -> None:

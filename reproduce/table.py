@@ -126,7 +126,7 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-class Watch:
+class Watch(fl.Watcher):
     """A line per run that is computed."""
 
     def __call__(self, label: str, which: int, runs: int) -> list[Watch]:

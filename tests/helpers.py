@@ -36,6 +36,7 @@ from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
 from fedloom.runs.launch import Result
 from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 # ------------------------------------------------------------------ data
 
@@ -189,22 +190,16 @@ def run(program: Program, data: Tables | FederatedData, rounds: int, **how: obje
     return play(program, data, program.schedule(rounds), **how)  # type: ignore[arg-type]
 
 
-class StopAt:
+class StopAt(Watcher):
     """A watcher that presses Ctrl-C after so many rounds."""
 
     def __init__(self, done: int) -> None:
         self.left = done
 
-    def begun(self, experiment: Any, done: int) -> None:
-        pass
-
     def step(self, record: Any) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-
-    def ended(self, summary: Any) -> None:
-        pass
 
 
 # ------------------------------------------------------------------ comparing

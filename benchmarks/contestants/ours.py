@@ -11,9 +11,10 @@ from work import arguments, report
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.launch import engine_of, start
+from fedloom.runs.watcher import Watcher
 
 
-class Timer:
+class Timer(Watcher):
     """Notes when each round ended."""
 
     def begun(self, experiment: Experiment, done: int) -> None:

@@ -18,7 +18,7 @@ _HOME = {
     "compare": "fedloom.runs.compare",
     "Comparison": "fedloom.runs.compare",
     "RunConfig": "fedloom.runs.config",
-    "Watcher": "fedloom.runs.runner",
+    "Watcher": "fedloom.runs.watcher",
     "load": "fedloom.data",
     "federate": "fedloom.data",
     "FederatedData": "fedloom.data",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
     from fedloom.runs.progress import Bar
-    from fedloom.runs.runner import Watcher
+    from fedloom.runs.watcher import Watcher
 
 app = typer.Typer(
     name="fedloom",

@@ -39,6 +39,7 @@ from fedloom.methods import describe, parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.launch import go_on, start
+from fedloom.runs.watcher import Watcher
 from helpers import Played, digest, digits, finite, play, run
 
 MOMENTS = Ask(("received", "trained", "adapted"), ("test", "val"))
@@ -182,14 +183,11 @@ class Stop(Exception):
     pass
 
 
-class StopAfter:
+class StopAfter(Watcher):
     """A watcher that ends the run, as Ctrl-C would, once so many plans are done."""
 
     def __init__(self, plans: int) -> None:
         self.left = plans
-
-    def begun(self, experiment: Experiment, done: int) -> None:
-        pass
 
     def step(self, record: object) -> None:
         self.left -= 1

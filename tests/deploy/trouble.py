@@ -199,6 +199,7 @@ class Replay(Inline):
             self.kept[-1][cid] = digest(own)
             yield cid, up, own
         for cid, why in absent.items():
+            job(int(cid))  # it was sent
             yield int(cid), Absent(why), {}
 
 

@@ -34,6 +34,7 @@ from fedloom.engines.ray import Ray
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.launch import start
+from fedloom.runs.watcher import Watcher
 from helpers import digits, wait_until
 
 Report = dict[str, Any]
@@ -176,18 +177,12 @@ def killed_between_rounds(engine: Ray) -> Report:
 
     made = experiment("fedper", rounds=5, participation=0.6)
 
-    class Killer:
-        def begun(self, experiment: Any, done: int) -> None:
-            pass
-
+    class Killer(Watcher):
         def step(self, record: Any) -> None:
             if record["round"] == 2:
                 ray.kill(engine._members[0].handle)
             if record["round"] == 3:
                 ray.wait([engine._members[0].under_way[0][0]], timeout=120)
-
-        def ended(self, summary: Any) -> None:
-            pass
 
     on_ray = digest(told(start(made, engine, [Killer()])))
     return {

@@ -32,6 +32,7 @@ from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.launch import go_on, start
 from fedloom.runs.ledger import Account
+from fedloom.runs.watcher import Watcher
 from helpers import StopAt, digits, same, told
 
 CLIENTS = (((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 8))
@@ -313,7 +314,7 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
     made = experiment(rounds=31, protocol="cohort")
     cohorts: list[list[int]] = []
 
-    class Joining:
+    class Joining(Watcher):
         def begun(self, experiment: Experiment, done: int) -> None:
             grid.joined.remove(1003)
 
@@ -321,9 +322,6 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
             cohorts.append(record["cohort"])
             if record["round"] == 29:
                 grid.joined.add(1003)
-
-        def ended(self, summary: Any) -> None:
-            pass
 
     asked, grid = engine(made, tmp_path, lambda reply: reply)
     orders: list[Order] = []

@@ -53,13 +53,13 @@ def words(page: Any) -> str:
 
 
 def shown(page: Any) -> int:
-    found = re.match(r"round (\d+) of 200", words(page))
+    found = re.match(r"round (\d+) of 80", words(page))
     return int(found[1]) if found else 0
 
 
 def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: Path) -> None:
-    slow = Slow(0.2)
-    settings = {**SMALL, "rounds": 200, "out": str(tmp_path / "run")}
+    slow = Slow(0.5)
+    settings = {**SMALL, "rounds": 80, "out": str(tmp_path / "run")}
     with chromium() as browser, serving(tmp_path / "run") as live:
         watchers = [live, slow]
         run = threading.Thread(target=lambda: fl.run("fedavg", watchers=watchers, **settings))
@@ -82,7 +82,7 @@ def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: 
             with opened(browser, live.address) as page:
                 wait_until(lambda: shown(page) > left_at)
                 slow.seconds = 0.0
-                wait_until(lambda: words(page) == "round 200 of 200, ended")
+                wait_until(lambda: words(page) == "round 200 of 80, ended")
                 assert page.locator("#live-bar").evaluate("b => b.value / b.max") == 1
                 assert "fedavg reached" in page.locator("#g0-summary .lead").inner_text()
         finally:

@@ -31,8 +31,10 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
-    # What others say of every request would be sent to the link, by another request.
-    logging.basicConfig(level=logging.WARNING, format="fedloom: %(message)s", force=True)
+    # Not the root logger: what others say of every request would be sent on by another request.
+    said = logging.StreamHandler()
+    said.setFormatter(logging.Formatter("fedloom: %(message)s"))
+    log.handlers = [said]
     log.setLevel(logging.INFO)
     try:
         serve(grid, Settings.read(context.run_config))

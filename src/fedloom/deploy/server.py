@@ -17,6 +17,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.launch import Result, go_on, start
 from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 log = logging.getLogger("fedloom")
 
@@ -53,7 +54,7 @@ def _save_models(result: Result, engine: Flower) -> dict[int, str]:
     return engine.save(engine.present(experiment.program.clients), job)
 
 
-class Log:
+class Log(Watcher):
     """Tells the server's log how the run goes."""
 
     def __init__(self, books: Books) -> None:

@@ -13,12 +13,13 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
 from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 STATISTICS = ("mean", "weighted", "worst_decile", "std")
 """What is logged of every scored "moment/split"."""
 
 
-class Logger(ABC):
+class Logger(Watcher, ABC):
     """A watcher that writes a run into a folder, by default one of its own in the run's folder.
 
     A resumed run goes on with its log: what is missing is taken from the run's journal, and what
@@ -78,6 +79,10 @@ class Logger(ABC):
             self._write_summary(flat(summary))
             self._marks.append({"summary": summary["accuracy"]})
         self._end(well=True)
+
+    def stopped(self) -> None:
+        """Close the log of a run that did not end well."""
+        self.close()
 
     def close(self) -> None:
         """Let go of a run that did not end well; otherwise nothing is left to do."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from functools import cached_property
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
@@ -19,14 +21,14 @@ from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths, jsonable, write_atomic
-from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 HOST = "127.0.0.1"
 POLL = 2.0
 """Seconds between two questions of an open page."""
 
 
-class Live:
+class Live(Watcher):
     """Serves a run folder's report; a watcher that hands over what the folder does not hold.
 
     Pages only read, so they can be closed and opened again at any time.
@@ -64,12 +66,6 @@ class Live:
         """The run has its data at hand, so the page need not load it again."""
         data = experiment.data
         self._data = data if isinstance(data, FederatedData) else "the rows are at the sites"
-
-    def step(self, record: Record) -> None:
-        """The folder tells."""
-
-    def ended(self, summary: Record) -> None:
-        """The folder tells."""
 
     # -------------------------------------------------------------- answers
 
@@ -166,6 +162,11 @@ class _Server(ThreadingHTTPServer):
         """What a browser on this machine may call it; any other name was given by a stranger."""
         port = self.server_address[1]
         return {f"{HOST}:{port}", f"localhost:{port}"}
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A page that is closed while it is answered is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

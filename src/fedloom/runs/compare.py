@@ -17,8 +17,8 @@ from fedloom.methods import parse_method
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunPaths, write_json
 from fedloom.runs.launch import Given, engine_of, go_on, read_config, start
-from fedloom.runs.runner import Watcher
 from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 Watch = Callable[[str, int, int], Sequence[Watcher]]
 """(label, which run, of how many) -> watchers of that run."""

@@ -19,9 +19,10 @@ from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT, Experiment, Model
 from fedloom.runs.folder import RunFolder, RunPaths, write_json
-from fedloom.runs.runner import Runner, Watcher
+from fedloom.runs.runner import Runner
 from fedloom.runs.scores import Record
 from fedloom.runs.store import ClientStates
+from fedloom.runs.watcher import Watcher
 
 
 @dataclass(frozen=True)

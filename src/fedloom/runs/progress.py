@@ -24,6 +24,7 @@ from fedloom.runs.compare import Comparison
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.runs.scores import Record
+from fedloom.runs.watcher import Watcher
 
 
 class Bar:
@@ -58,7 +59,7 @@ class Bar:
         return BarWatcher(self._progress, label, self._all)
 
 
-class BarWatcher:
+class BarWatcher(Watcher):
     """One run's line on a bar."""
 
     def __init__(self, progress: Progress, label: str, whole: TaskID | None) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,25 +26,13 @@ from fedloom.runs.journal import Journal
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.scores import Record, result, round_scores, total
 from fedloom.runs.store import ClientStates
+from fedloom.runs.watcher import Watcher
 
 if TYPE_CHECKING:
     from fedloom.analysis.recorder import Recorder
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
-
-
-class Watcher(Protocol):
-    """Is told how a run goes: progress bars, loggers, live pages."""
-
-    def begun(self, experiment: Experiment, done: int) -> None:
-        """The run starts, with so many plans done before."""
-
-    def step(self, record: Record) -> None:
-        """A round ended."""
-
-    def ended(self, summary: Record) -> None:
-        """The run ended well."""
 
 
 class Runner:
@@ -79,6 +67,20 @@ class Runner:
 
     def run(self) -> Record:
         """Every plan that is left, then the summary."""
+        try:
+            self._run_plans()
+            summary = self.summary()
+        except BaseException:
+            for watcher in self.watchers:
+                watcher.stopped()
+            raise
+        if self.folder is not None:
+            write_json(self.folder.summary, summary)
+        for watcher in self.watchers:
+            watcher.ended(summary)
+        return summary
+
+    def _run_plans(self) -> None:
         with one_thread(), self._writing():
             folder = None if self.folder is None else self.folder.path
             self.engine.open(self.program, self.experiment.data, folder)
@@ -93,12 +95,6 @@ class Runner:
                     self._step(plan)
             finally:
                 self._checkpoint()  # also after an error or Ctrl-C: nothing done is lost
-        summary = self.summary()
-        if self.folder is not None:
-            write_json(self.folder.summary, summary)
-        for watcher in self.watchers:
-            watcher.ended(summary)
-        return summary
 
     def restore(self) -> None:
         """Go back to the newest good checkpoint of the folder, or to the beginning."""
