@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -31,6 +30,7 @@ from fedloom.errors import (
     suggestion,
 )
 from fedloom.runs.config import RunConfig
+from fedloom.signals import stops_as_ctrl_c
 
 if TYPE_CHECKING:
     from fedloom.loggers import Logger
@@ -78,8 +78,6 @@ PANELS = {
 }
 DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
 """The keys that decide a partition, beside its seed."""
-STOPS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-"""Signals that stop a run as Ctrl-C does: what is done is saved first."""
 
 
 def settings(*leave_out: str, only: tuple[str, ...] = ()) -> Callable[[Any], Any]:
@@ -433,7 +431,7 @@ def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
     """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on."""
     again = "the same command" if compare else f"fedloom resume {folder}"
     try:
-        with _signals_as_ctrl_c():
+        with stops_as_ctrl_c():
             yield
     except KeyboardInterrupt:
         begun = compare or (Path(folder) / "config.json").exists()
@@ -442,19 +440,6 @@ def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
         sys.exit(130)
     except (WorkerLost, TooFewClients, CheckpointError) as e:
         raise type(e)(f"{e}; to go on: {again}") from None
-
-
-@contextmanager
-def _signals_as_ctrl_c() -> Iterator[None]:
-    # What is ignored stays ignored: nohup does so with the loss of the terminal.
-    mine = [s for s in STOPS if signal.getsignal(s) == signal.SIG_DFL]
-    for s in mine:
-        signal.signal(s, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for s in mine:
-            signal.signal(s, signal.SIG_DFL)
 
 
 def _note(text: str) -> None:

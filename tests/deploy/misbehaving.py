@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedloom.core.wire import unpack
 from fedloom.deploy.apps import client as honest
-from fedloom.deploy.site import SiteConfig
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower import codec
 
 MODEL = f"{codec.STATE}model"

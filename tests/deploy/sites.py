@@ -10,7 +10,8 @@ import numpy as np
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site, SiteConfig
+from fedloom.deploy.site import Site
+from fedloom.deploy.site_config import SiteConfig
 
 
 def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:

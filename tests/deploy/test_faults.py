@@ -35,6 +35,71 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
         yield made
 
 
+# ------------------------------------------------------------------ the server
+
+
+def test_a_run_stopped_three_times_ends_with_the_bytes_of_an_undisturbed_one(
+    federation: Trial,
+) -> None:
+    """First there are too few sites. Then the server app is killed in round 2, when A is about to
+    train, and the link in round 3, when B has trained and saved but not answered."""
+    places = federation.places
+    places[A].trouble({"stops 2": "held before"})
+    places[B].trouble({"stops 3": "held after"})
+    settings = {"experiment": "stops", "rounds": 3, "sites": f"{A},{B}"}
+    federation.nodes[B].end()
+    federation.up(A)
+    check_too_few(federation, settings)
+    federation.up(A, B)
+
+    run = federation.submit(settings)
+    federation.wait_held(run, A, "stops 2")
+    assert [r["round"] for r in federation.records(run)] == [1]
+    federation.kill("flwr-serverapp")
+    places[A].go("stops 2")
+
+    run = federation.submit(settings)
+    federation.wait_held(run, B, "stops 3")
+    assert [r["round"] for r in federation.records(run)] == [1, 2]
+    counted = federation.receipts(run)
+    federation.link.kill()
+    wait_until(lambda: not federation.find("flwr-serverapp"), LIMIT)  # it does not outlive the link
+    places[B].go("stops 3")
+    federation.link.end()
+    federation.start_link(LIMIT)
+
+    run = federation.submit(settings)
+    run.wait(LIMIT)
+    records = federation.records(run)
+    assert told(records) == told((expected := undisturbed(federation, run, 3)).records)
+    assert federation.summary(run)["state_sha256"] == expected.sha256
+    # Round 2 and round 3 were asked for twice, from the same state.
+    for cid, name in enumerate((A, B)):
+        orders = places[name].orders("stops")
+        assert [t for t, _ in orders] == ["1", "2", "2", "3", "3"]
+        assert orders[1] == orders[2]
+        assert orders[3] == orders[4] == ("3", counted[cid])
+
+
+def check_too_few(federation: Trial, settings: dict[str, object]) -> None:
+    """`fedloom deploy run` waits, says who is missing, and fails; nothing is begun."""
+    words = [f"{key}={value}" for key, value in {**settings, "patience": 5}.items()]
+    command = [sys.executable, "-c", DEPLOY, "run", federation.project.root, *words]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    done = finish(process, LIMIT)
+    assert done.code == 1
+    assert "1 sites are connected, fewer than the 2 that a round needs, after 5 s" in done.out
+    assert "the run is finished:failed" in done.err
+    assert not list(federation.project.root.rglob("stops/run"))
+
+
+def undisturbed(federation: Trial, run: Run, rounds: int) -> Reference:
+    everybody = list(range(len(run.settings.sites)))
+    return reference(federation.project, run, [{"cohort": everybody}] * rounds)
+
+
 # ------------------------------------------------------------------ sites that come and go
 
 
@@ -66,13 +131,14 @@ def come_and_go(federation: Trial, tmp_path_factory: pytest.TempPathFactory) -> 
     places[A].trouble({"lost 3": "held before"})
     federation.up(A, B, C)
     run = federation.submit({"experiment": "lost", "rounds": 5})
-    places[C].wait_held("lost 2")
+    federation.wait_held(run, C, "lost 2")
     assert [r["round"] for r in federation.records(run)] == [1]
     counted, on_disk = federation.receipts(run)[2], places[C].states("lost")
     federation.kill("flower-supernode", C)
     strangers = knock(federation, scratch)
-    places[A].wait_held("lost 3")
-    wait_until(lambda: federation.nodes[C].said().count("SuperNode ID:") == 2, LIMIT)
+    federation.wait_held(run, A, "lost 3")
+    supervisor = federation.nodes[C]
+    supervisor.ready(lambda: supervisor.said().count("SuperNode ID:") == 2, LIMIT)
     federation.up(D)
     places[A].go("lost 3")
     run.wait(LIMIT)
@@ -172,71 +238,6 @@ def test_a_stranger_never_becomes_a_client(what: str, why: str, come_and_go: Com
     assert [3 in r["cohort"] for r in come_and_go.records[:3]] == [False] * 3
 
 
-# ------------------------------------------------------------------ the server
-
-
-def test_a_run_stopped_three_times_ends_with_the_bytes_of_an_undisturbed_one(
-    federation: Trial,
-) -> None:
-    """First there are too few sites. Then the server app is killed in round 2, when A is about to
-    train, and the link in round 3, when B has trained and saved but not answered."""
-    places = federation.places
-    places[A].trouble({"stops 2": "held before"})
-    places[B].trouble({"stops 3": "held after"})
-    federation.up(A, B)
-    settings = {"experiment": "stops", "rounds": 3, "sites": f"{A},{B}"}
-    federation.nodes[B].end()
-    check_too_few(federation, settings)
-    federation.up(A, B)
-
-    run = federation.submit(settings)
-    places[A].wait_held("stops 2")
-    assert [r["round"] for r in federation.records(run)] == [1]
-    federation.kill("flwr-serverapp")
-    places[A].go("stops 2")
-
-    run = federation.submit(settings)
-    places[B].wait_held("stops 3")
-    assert [r["round"] for r in federation.records(run)] == [1, 2]
-    counted = federation.receipts(run)
-    federation.link.kill()
-    wait_until(lambda: not federation.find("flwr-serverapp"), LIMIT)  # it does not outlive the link
-    places[B].go("stops 3")
-    federation.link.end()
-    federation.start_link(LIMIT)
-
-    run = federation.submit(settings)
-    run.wait(LIMIT)
-    records = federation.records(run)
-    assert told(records) == told((expected := undisturbed(federation, run, 3)).records)
-    assert federation.summary(run)["state_sha256"] == expected.sha256
-    # Round 2 and round 3 were asked for twice, from the same state.
-    for cid, name in enumerate((A, B)):
-        orders = places[name].orders("stops")
-        assert [t for t, _ in orders] == ["1", "2", "2", "3", "3"]
-        assert orders[1] == orders[2]
-        assert orders[3] == orders[4] == ("3", counted[cid])
-
-
-def check_too_few(federation: Trial, settings: dict[str, object]) -> None:
-    """`fedloom deploy run` waits, says who is missing, and fails; nothing is begun."""
-    words = [f"{key}={value}" for key, value in {**settings, "patience": 5}.items()]
-    command = [sys.executable, "-c", DEPLOY, "run", federation.project.root, *words]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    done = finish(process, LIMIT)
-    assert done.code == 1
-    assert "1 sites are connected, fewer than the 2 that a round needs, after 5 s" in done.out
-    assert "the run is finished:failed" in done.err
-    assert not list(federation.project.root.rglob("stops/run"))
-
-
-def undisturbed(federation: Trial, run: Run, rounds: int) -> Reference:
-    everybody = list(range(len(run.settings.sites)))
-    return reference(federation.project, run, [{"cohort": everybody}] * rounds)
-
-
 # ------------------------------------------------------------------ bad answers, and late ones
 
 REFUSED = "its reply was refused: "
@@ -256,9 +257,9 @@ def test_bad_and_late_answers_are_named_and_the_rounds_go_on(
     places[C].trouble({"bad 1": "nan", "bad 3": "held before"})
     places[D].trouble({"bad 1": "shape", "bad 2": "name", "bad 3": "personal"})
     federation.up(A, B, C, D)
-    deadline = max(20, 3 * round(max(r["seconds"] for r in come_and_go.records[3:])))
+    deadline = max(20, 3 * round(come_and_go.records[-1]["seconds"]))
     run = federation.submit({"experiment": "bad", "rounds": 4, "deadline": deadline})
-    wait_until(lambda: len(federation.records(run)) == 3 or not run.child.alive, LIMIT)
+    run.child.ready(lambda: len(federation.records(run)) == 3, LIMIT)
     places[C].go("bad 3")
     run.wait(LIMIT)
     records = federation.records(run)

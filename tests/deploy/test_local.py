@@ -31,7 +31,8 @@ from fedloom.deploy.personal import Personal
 from fedloom.deploy.processes import ChildFailed, free_ports
 from fedloom.deploy.project import Project
 from fedloom.deploy.rehearsal import digits_project, newest_shared
-from fedloom.deploy.site import Site, SiteConfig
+from fedloom.deploy.site import Site
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
 

@@ -28,7 +28,7 @@ from fedloom.deploy.cli import deploy_app
 from fedloom.deploy.new_project import ELSEWHERE, write_project
 from fedloom.deploy.project import Project
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import SiteConfig
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.errors import BadInput
 from fedloom.runs.config import RunConfig
 

@@ -19,7 +19,8 @@ from fedloom.deploy.books import Books
 from fedloom.deploy.personal import Personal
 from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site, SiteConfig
+from fedloom.deploy.site import Site
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower.in_process import LocalGrid
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, FedloomError

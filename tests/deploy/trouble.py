@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,9 @@ class Place:
         """What is to happen here, by "experiment round"; see `misbehaving.py`."""
         (self.folder / "trouble.json").write_text(json.dumps(planned))
 
-    def wait_held(self, moment: str) -> None:
-        """Until the site is in the midst of that round."""
-        wait_until((self.folder / f"held {moment}").exists, LIMIT)
+    def held(self, moment: str) -> bool:
+        """Is the site, or was it, in the midst of that round?"""
+        return (self.folder / f"held {moment}").exists()
 
     def go(self, moment: str) -> None:
         """Let it go on."""
@@ -109,7 +110,11 @@ class Trial(Federation):
             if not self.nodes[name].alive:
                 self.nodes[name].start()
         for name in names:
-            wait_until(lambda name=name: is_connected(self.nodes[name]), LIMIT)  # type: ignore[misc]
+            self.nodes[name].ready(partial(is_connected, self.nodes[name]), LIMIT)
+
+    def wait_held(self, run: Run, name: str, moment: str) -> None:
+        """Until a site is in the midst of that round of a run."""
+        run.child.ready(partial(self.places[name].held, moment), LIMIT)
 
     def find(self, *words: str) -> list[int]:
         """Processes of the trial with all these words in their command."""

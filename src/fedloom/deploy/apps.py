@@ -10,7 +10,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site, SiteConfig
+from fedloom.deploy.site import Site
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower.node import client_app
 from fedloom.errors import BadInput, FedloomError
 

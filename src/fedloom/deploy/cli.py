@@ -18,6 +18,7 @@ from rich.console import Console
 
 from fedloom.errors import BadInput
 from fedloom.expression import literal
+from fedloom.signals import stops_as_ctrl_c
 
 if TYPE_CHECKING:
     from fedloom.deploy.processes import Child
@@ -96,7 +97,7 @@ def node(
     After a crash the SuperLink refuses it for about a minute, until it counts as gone.
     """
     from fedloom.deploy.federation import supernode
-    from fedloom.deploy.site import SiteConfig
+    from fedloom.deploy.site_config import SiteConfig
 
     config = SiteConfig.read(site)
     child = supernode(site, config)
@@ -167,7 +168,6 @@ def local(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900,
 ) -> None:
     """Rehearse a deployment on this machine: link, nodes, TLS, a run, and a model at every site."""
-    from fedloom.deploy.processes import stops_as_ctrl_c
     from fedloom.deploy.rehearsal import Rehearsal, digits_project, outcome_table
     from fedloom.methods import parse_method
 
@@ -188,8 +188,6 @@ def local(
 @contextmanager
 def _ended(child: Child, said: str = "stopped") -> Iterator[None]:
     """Whatever happens, the child ends; to be asked to stop is no failure."""
-    from fedloom.deploy.processes import stops_as_ctrl_c
-
     with stops_as_ctrl_c():
         try:
             yield

@@ -22,7 +22,7 @@ from fedloom.deploy.project import Project, out_of, toml_value
 from fedloom.errors import BadInput
 
 if TYPE_CHECKING:
-    from fedloom.deploy.site import SiteConfig
+    from fedloom.deploy.site_config import SiteConfig
 
 CONNECTION = "fedloom"
 """What the SuperLink is called in Flower's configuration of the server."""
@@ -137,7 +137,7 @@ class Federation:
     """
 
     def __init__(self, project: Project, sites: Sequence[str] | None = None) -> None:
-        from fedloom.deploy.site import SiteConfig
+        from fedloom.deploy.site_config import SiteConfig
 
         self.project = project
         self.logs = project.root / "logs"

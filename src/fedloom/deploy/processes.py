@@ -7,15 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from fedloom.errors import FedloomError
+from fedloom.signals import deaf_to_stops
 
 MARK = "FEDLOOM_CHILD"
 """Environment variable by which a child's descendants are known, whatever session they are in."""
@@ -139,7 +139,7 @@ class Child:
 def end_all(children: Iterable[Child], grace: float = GRACE) -> None:
     """End children side by side: the wait is that of the slowest, and no signal stops it."""
     started = [child for child in children if child._process is not None]
-    with _deaf():
+    with deaf_to_stops():
         for child in started:
             if child.alive:
                 os.kill(child.pid, signal.SIGTERM)
@@ -176,37 +176,6 @@ def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     while not (held := condition()) and time.monotonic() < end:
         time.sleep(0.05)
     return held
-
-
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@contextmanager
-def stops_as_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored (as nohup does)."""
-    mine = [s for s in STOPS[1:] if signal.getsignal(s) == signal.SIG_DFL]
-    with _handling(mine, signal.default_int_handler):
-        yield
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Signals that stop are not heard meanwhile."""
-    if threading.current_thread() is threading.main_thread():  # which alone hears them
-        with _handling(STOPS, signal.SIG_IGN):
-            yield
-    else:
-        yield
-
-
-@contextmanager
-def _handling(signals: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
-    before = {s: signal.signal(s, handler) for s in signals}
-    try:
-        yield
-    finally:
-        for s, was in before.items():
-            signal.signal(s, was)
 
 
 def flower_environment(home: Path) -> dict[str, str]:

@@ -18,7 +18,8 @@ from fedloom.deploy.new_project import write_project
 from fedloom.deploy.personal import Personal
 from fedloom.deploy.processes import ChildFailed, free_ports
 from fedloom.deploy.project import Project
-from fedloom.deploy.site import Site, SiteConfig
+from fedloom.deploy.site import Site
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
 from fedloom.runs.progress import newest_accuracy

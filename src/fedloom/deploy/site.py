@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.core.data import ClientData
 from fedloom.core.evaluate import Moment, model_at
@@ -18,47 +15,11 @@ from fedloom.core.site import Visit
 from fedloom.data import FederatedData, Seats, Source, federate, load
 from fedloom.deploy.personal import save_personal
 from fedloom.deploy.settings import Settings
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines import check_device
 from fedloom.engines.flower.node import Node
 from fedloom.engines.flower.vault import Vault
-from fedloom.errors import BadInput
-from fedloom.runs.config import checked
 from fedloom.runs.experiment import Experiment
-
-
-class SiteConfig(BaseModel):
-    """A site's own file, `site.toml`; paths in it are relative to it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = Field(min_length=1, description="what the federation calls this site")
-    data: Path = Field(description="file (.npz, .csv, .parquet) or folder of images per class")
-    label: str | None = Field(None, description="label column of a table")
-    state: Path = Field(description="folder for what stays here: states and the personal model")
-    device: str = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
-    superlink: str = Field("127.0.0.1:9092", description="host:port of the server's SuperLink")
-    ca: Path | None = Field(None, description="certificate of the authority; none: no TLS")
-    key: Path | None = Field(None, description="this site's private key; none: no authentication")
-    port: int = Field(9094, ge=1, le=65535, description="port of the SuperNode, on this machine")
-
-    @classmethod
-    def read(cls, file: Path) -> Self:
-        """From a TOML file."""
-        return checked(cls, cls.written(file))
-
-    @staticmethod
-    def written(file: Path) -> dict[str, Any]:
-        """What a TOML file says, with its paths made absolute; not validated."""
-        try:
-            given = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as e:
-            raise BadInput(f"cannot read the site's configuration {file} ({e.strerror})") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-            raise BadInput(f"{file} is not valid TOML ({e})") from None
-        for key in ("data", "state", "ca", "key"):
-            if isinstance(given.get(key), str):
-                given[key] = file.absolute().parent / given[key]
-        return given
 
 
 class Site:

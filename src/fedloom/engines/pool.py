@@ -8,8 +8,6 @@ nothing but the time.
 from __future__ import annotations
 
 import multiprocessing
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -31,6 +29,7 @@ from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.freight import receive, send
 from fedloom.engines.worker import rebuilt, serve
 from fedloom.errors import BadInput, WorkerLost
+from fedloom.signals import deaf_to_ctrl_c
 
 
 class Pool(Engine):
@@ -88,7 +87,7 @@ class Pool(Engine):
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
-            with _deaf_to_ctrl_c():
+            with deaf_to_ctrl_c():  # it is this process's to handle
                 process.start()
             theirs.close()
             self._processes[ours] = process
@@ -142,17 +141,3 @@ class Pool(Engine):
                 f"a worker process ended (exit code {process.exitcode}) at {doing}; check memory,"
                 " in a script keep the call under `if __name__ == '__main__':`, then resume"
             ) from None
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """A child inherits what is ignored: Ctrl-C is this process's to handle, also while the child
-    still imports."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set signals
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

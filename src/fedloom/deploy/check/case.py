@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 
 from fedloom.deploy.check.connection import Server
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import SiteConfig
+from fedloom.deploy.site_config import SiteConfig
 from fedloom.errors import BadInput, FedloomError, suggestion
 
 
