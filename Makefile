@@ -14,6 +14,7 @@ export OMP_NUM_THREADS ?= 1
 
 demo: .venv/installed
 	$(BIN)/fedloom compare local fedavg fedavg_ft fedper fedrep ditto --seeds 3 --eval-every 5 --engine pool --out runs/demo --overwrite
+	$(BIN)/fedloom report runs/demo --out runs/demo/report.html
 
 test: lint types unit
 

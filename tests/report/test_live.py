@@ -63,9 +63,11 @@ def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: 
     with chromium() as browser, serving(tmp_path / "run") as live:
         watchers = [live, slow]
         run = threading.Thread(target=lambda: fl.run("fedavg", watchers=watchers, **settings))
-        run.start()
         try:
             with opened(browser, live.address) as page:
+                wait_until(lambda: words(page) == "waiting for the run to begin")
+                assert page.locator("#waiting").count() == 1
+                run.start()
                 wait_until(lambda: page.locator("#g0-curve-rounds path.line").count() == 1)
                 first, data = shown(page), page.locator("#g0-curve-rounds-data")
                 data.locator("summary").click()
@@ -73,6 +75,8 @@ def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: 
                 rows = data.locator("tbody tr").count()
                 wait_until(lambda: data.locator("tbody tr").count() > rows)
                 assert shown(page) > first > 0
+                assert page.locator("h1").inner_text() == page.title() == "fedavg on digits"
+                assert page.locator("#waiting").count() == 0
                 assert "running" in words(page)
                 # What the reader did has outlived the new numbers.
                 assert data.get_attribute("open") is not None

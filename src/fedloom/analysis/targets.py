@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 import numpy as np
@@ -59,6 +60,7 @@ def best_rounds(curve: ArrayLike, count: int = 5, *, rounds: ArrayLike | None = 
     )
 
 
+@cache
 def height_by_chance(scored: int, count: int = 1) -> float:
     """Expected mean of the `count` largest of so many independent standard normal values.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
-from fedloom.report.html import Html, tag
+from fedloom.report.html import tag
 from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import Experiment
@@ -41,7 +41,7 @@ class Live(Watcher):
         self._asked = 0.0
         self._building = threading.Lock()
         self._stamp = ""
-        self._body = Body("fedloom", Html(tag("p", "The run has not begun.")), {})
+        self._body = Body("fedloom", tag("section", "The run has not begun.", id="waiting"), {})
         self._run: StoredRun | None = None
         try:
             self._server = _Server((HOST, port), _Handler)
@@ -82,6 +82,7 @@ class Live(Watcher):
         ended = run is not None and run.summary is not None
         record = {
             "stamp": self._stamp,
+            "title": self._body.title,
             "main": self._body.main,
             "charts": self._body.charts,
             "done": 0 if run is None else run.done,
@@ -118,7 +119,7 @@ class Live(Watcher):
     def write(self) -> Path:
         """Leave the report in the run's folder, as a file that needs no server."""
         self._renew()
-        path = self.paths.path / "report.html"
+        path = self.paths.report
         write_atomic(path, page(self._body))
         return path
 

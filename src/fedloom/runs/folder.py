@@ -94,8 +94,8 @@ class RunPaths:
     `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
     `current_versions` said when the run began), `partition` (which rows every client holds),
     `metrics` (the journal), `ledger` (what left which client), `diagnostics` (what `diagnose`
-    found), `checkpoints` (a folder), `summary` (the result of a run that ended), and, where loggers
-    watched, a folder for each (`log`).
+    found), `checkpoints` (a folder), `summary` (the result of a run that ended), `report` (what
+    a live page leaves), and, where loggers watched, a folder for each (`log`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -108,6 +108,7 @@ class RunPaths:
         self.diagnostics = self.path / "diagnostics.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
 
     def log(self, name: str) -> Path:
         """The folder of one logger."""
@@ -218,6 +219,7 @@ class RunFolder(RunPaths):
             self.ledger,
             self.diagnostics,
             self.summary,
+            self.report,
             self.checkpoints,
             *map(self.log, _LOGS),
         ):

@@ -554,8 +554,9 @@
     const focused = document.activeElement?.id, before = drawn.charts || {};
     charts = fresh.charts;
     const texts = Object.fromEntries(Object.entries(charts).map(([k, v]) => [k, JSON.stringify(v)]));
+    const sections = [...parsed.content.children], named = new Set(sections.map((section) => section.id));
     let previous = null;
-    for (const section of [...parsed.content.children]) {
+    for (const section of sections) {
       const old = document.getElementById(section.id), words = section.outerHTML;
       const same = old && served[section.id] === words;
       if (!same) {
@@ -570,6 +571,8 @@
       previous = document.getElementById(section.id);
       if (same) previous.querySelectorAll(".chart").forEach((box) => { if (texts[box.id] !== before[box.id]) draw(box.id); });
     }
+    [...main.children].forEach((old) => { if (!named.has(old.id)) old.remove(); });
+    document.title = document.querySelector("h1").textContent = fresh.title;
     drawn.charts = texts;
     if (focused && document.activeElement?.id !== focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
