@@ -250,7 +250,7 @@ def test_bad_and_late_answers_are_named_and_the_rounds_go_on(
     """A and B are honest. What C and D get wrong counts as if they had not answered: C goes on
     from round 2, which was good, and D in round 4 is still new.
 
-    The deadline is three times what a round with four sites took here before.
+    The deadline is four times what a round with four sites took here before.
     """
     places = federation.places
     places[A].trouble({})
@@ -258,7 +258,7 @@ def test_bad_and_late_answers_are_named_and_the_rounds_go_on(
     places[C].trouble({"bad 1": "nan", "bad 3": "held before"})
     places[D].trouble({"bad 1": "shape", "bad 2": "name", "bad 3": "personal"})
     federation.up(A, B, C, D)
-    deadline = max(20, 3 * round(come_and_go.records[-1]["seconds"]))
+    deadline = max(20, 4 * round(come_and_go.records[-1]["seconds"]))
     run = federation.submit({"experiment": "bad", "rounds": 4, "deadline": deadline})
     run.child.ready(lambda: len(federation.records(run)) == 3, LIMIT)
     places[C].go("bad 3")

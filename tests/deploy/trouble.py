@@ -146,18 +146,20 @@ class Trial(Federation):
 def trial(folder: Path) -> Iterator[Trial]:
     """A trial that leaves no process behind; one that does has failed."""
     mark = uuid.uuid4().hex
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(MARK, mark)
-        patch.setenv("FEDLOOM_CACHE", str(folder / "cache"))
-        with Trial(troubled_project(folder / "project"), mark) as made:
-            try:
-                yield made
-            finally:
-                made.nodes[C].end(grace=60)  # which has to end a node of its own
-    left = {pid: _command(pid) for pid in with_environment(MARK, mark)}
-    for pid in left:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(MARK, mark)
+            patch.setenv("FEDLOOM_CACHE", str(folder / "cache"))
+            with Trial(troubled_project(folder / "project"), mark) as made:
+                try:
+                    yield made
+                finally:
+                    made.nodes[C].end(grace=60)  # which has to end a node of its own
+    finally:
+        left = {pid: _command(pid) for pid in with_environment(MARK, mark)}
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     assert not left
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
-from fedloom.runs.folder import current_versions, write_json
+from fedloom.runs.folder import current_versions, write_atomic, write_json
 
 _CARD, _TENSORS = "card.json", "personal.safetensors"
 
@@ -29,11 +28,6 @@ _CARD, _TENSORS = "card.json", "personal.safetensors"
 def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, source: Source) -> None:
     """Write a client's model; a kill leaves the one before."""
     folder.mkdir(parents=True, exist_ok=True)
-    writing = folder / f".{_TENSORS}.tmp"
-    with open(writing, "wb") as file:
-        file.write(pack(state))
-        file.flush()
-        os.fsync(file.fileno())
     card = {
         "method": run.method,
         "model": run.model,
@@ -50,7 +44,7 @@ def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, sour
         "std": list(source.std),
         "versions": current_versions(),
     }
-    os.replace(writing, folder / _TENSORS)
+    write_atomic(folder / _TENSORS, pack(state))
     write_json(folder / _CARD, card)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.deploy.settings import Settings
 from fedloom.errors import BadInput
-from fedloom.runs.config import checked
+from fedloom.runs.config import checked, read_toml
 
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses that mean every network of a machine."""
@@ -62,7 +61,7 @@ class Project:
         """From its folder."""
         root = root.absolute()
         config = run_configuration(root)
-        given = _toml(root / "server" / "link.toml")
+        given = read_toml(root / "server" / "link.toml", "the project's", WHICH_FOLDER)
         for key in TLS_FILES:
             if isinstance(given.get(key), str):
                 given[key] = root / "server" / given[key]
@@ -102,7 +101,7 @@ def run_configuration(root: Path) -> dict[str, Any]:
     """Flower's run configuration, as a project has it; a site's copy needs no more of one."""
     file = root / "pyproject.toml"
     try:
-        return dict(_toml(file)["tool"]["flwr"]["app"]["config"])
+        return dict(read_toml(file, "the project's", WHICH_FOLDER)["tool"]["flwr"]["app"]["config"])
     except (KeyError, TypeError, ValueError):
         raise BadInput(f"{file} has no [tool.flwr.app.config]; {WHICH_FOLDER}") from None
 
@@ -123,12 +122,3 @@ def toml_value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return toml_value(",".join(map(str, value)))
     return json.dumps(str(value) if isinstance(value, Path) else value, ensure_ascii=False)
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise BadInput(f"cannot read {file} ({e.strerror}); {WHICH_FOLDER}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{file} is not valid TOML ({e})") from None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.errors import BadInput
-from fedloom.runs.config import checked
+from fedloom.runs.config import checked, read_toml
 
 
 class SiteConfig(BaseModel):
@@ -35,12 +33,7 @@ class SiteConfig(BaseModel):
     @staticmethod
     def written(file: Path) -> dict[str, Any]:
         """What a TOML file says, with its paths made absolute; not validated."""
-        try:
-            given = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as e:
-            raise BadInput(f"cannot read the site's configuration {file} ({e.strerror})") from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-            raise BadInput(f"{file} is not valid TOML ({e})") from None
+        given = read_toml(file, "the site's configuration")
         for key in ("data", "state", "ca", "key"):
             if isinstance(given.get(key), str):
                 given[key] = file.absolute().parent / given[key]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedloom.analysis.finding import NAMES
 from fedloom.report.figures import Drawings, plain_table, rounded
 from fedloom.report.groups import Group, Row
 from fedloom.report.html import Html, tag
@@ -463,19 +464,6 @@ def _ellipses(name: str, lines: list[Record], drawings: Drawings) -> Html:
     return ellipses_figure(name, newest(lines)[-1], drawings)
 
 
-NAMES = (
-    "mdl",
-    "cka",
-    "separation",
-    "fisher",
-    "drift",
-    "overlap",
-    "classifier_bias",
-    "global_accuracy",
-    "calibration",
-    "tsne",
-    "ellipses",
-)
 MAKERS: dict[tuple[str, ...], Callable[[str, list[Record], Drawings], Html | None]] = {
     ("mdl",): _mdl,
     ("cka",): _cka,

@@ -113,7 +113,7 @@ class RunConfig(BaseModel):
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
         """File, then `key=value` overrides, then flags; what comes later wins."""
-        given = {} if file is None else _toml(file)
+        given = {} if file is None else read_toml(file)
         given |= dict(_override(text) for text in overrides)
         given |= {k: v for k, v in (flags or {}).items() if v is not None}
         return cls.checked(given)
@@ -158,11 +158,13 @@ OPT_KEYS = {
 """Configuration key -> field of `Opt`."""
 
 
-def _toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path, what: str = "the configuration", hint: str = "") -> dict[str, Any]:
+    """A TOML file, or one sentence on why not; `hint` says what to do where it is missing."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
-        raise BadInput(f"cannot read the configuration {path} ({e.strerror})") from None
+        more = f"; {hint}" if hint else ""
+        raise BadInput(f"cannot read {what} {path} ({e.strerror}){more}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
         raise BadInput(f"{path} is not valid TOML ({e})") from None
 

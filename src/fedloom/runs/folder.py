@@ -36,14 +36,14 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a reader, or a kill at any instant, sees the old or the new one.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file so that a reader, or a kill at any instant, sees the old or the new one.
 
     One writer at a time: the temporary name is fixed, so that kills leave no heap of leftovers.
     """
     temporary = path.with_name(f".{path.name}.tmp")
-    with open(temporary, "w", encoding="utf-8", newline="\n") as file:
-        file.write(text)
+    with open(temporary, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
