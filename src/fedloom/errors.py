@@ -39,6 +39,10 @@ class TooFewClients(FedloomError):
     """A round that fewer clients answered than it needs."""
 
 
+class TooFewAnswers(TooFewClients):
+    """The same, although enough were there to be asked: they may answer when asked again."""
+
+
 class LeakError(FedloomError):
     """A tensor was about to go, or be written, where its declaration does not allow."""
 

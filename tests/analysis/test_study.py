@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedloom.analysis.measures import MEASURES, Options
 from fedloom.analysis.separation import class_separation
 from fedloom.analysis.snapshots import Snapshots
 from fedloom.analysis.study import study
+from fedloom.analysis.summary import findings_table
 from fedloom.core.digest import state_sha256
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, UnknownName
@@ -237,6 +239,28 @@ def test_validation_rows_give_a_temperature() -> None:
 
 
 # ------------------------------------------------------------------ what cannot be measured
+
+
+def test_the_table_holds_numbers_against_what_compares(found: list[Finding]) -> None:
+    """On own rows bits per label: 30/20 and 10/40 are .875 in the mean, labels alone 40/20 and
+    20/40 are 1.25. A client without unseen classes has no share of them, so that a uniform guess is
+    that of the other: .2."""
+    mdl = one(found, "mdl", layer="head", data="local-test")
+    coded = {"bits": [30.0, 10.0]}
+    numbers = {"n": [20, 40], "prior_bits": [40.0, 20.0], "before": coded, "after": coded}
+    bias = one(found, "classifier_bias", settings=bias_settings(found, 1))
+    seen = {"blind": [0.2, 1.0], "n_unseen": [80, 0]}
+    table = findings_table(
+        [
+            replace(mdl, result={**mdl.result, **numbers}),
+            one(found, "mdl", layer="head", data="bal"),
+            replace(bias, result={**bias.result, **seen}),
+        ]
+    )
+    kept = [list(map(str, column.cells)) for column in table.columns]
+    assert kept[0] == ["MDL, bits per label", "MDL, bits", "unseen called seen"]
+    assert (kept[3][0], kept[4][0]) == ("0.875", "0.875")
+    assert kept[5] == ["labels alone: 1.25", "uniform code: 332", "uniform guess: 0.2"]
 
 
 def test_unlike_networks_are_compared_where_that_makes_sense() -> None:

@@ -15,10 +15,10 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedloom.core.wire import unpack
 from fedloom.deploy.apps import client as honest
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower import codec
+from fedloom.engines.flower.vault import Vault
 
 MODEL = f"{codec.STATE}model"
 LONGEST = 900.0
@@ -75,10 +75,9 @@ def unknown_name(records: RecordDict, context: Context) -> RecordDict:
 def personal(records: RecordDict, context: Context) -> RecordDict:
     """What the site has just saved for itself is sent along."""
     site = SiteConfig.read(Path(str(context.node_config["site"])))
-    states = site.state / str(context.run_config["experiment"]) / "states"
-    own = records.config_records["head"]["own"]
-    kept = unpack((states / f"{own}.state").read_bytes())["model"]
-    return with_arrays(records, {key: Array(value.numpy()) for key, value in kept.items()})
+    vault = Vault(site.state / str(context.run_config["experiment"]) / "states")
+    kept = vault.get(str(records.config_records["head"]["own"])) or {}
+    return with_arrays(records, {key: Array(v.numpy()) for key, v in kept["model"].items()})
 
 
 def arrays(records: RecordDict) -> dict[str, Array]:

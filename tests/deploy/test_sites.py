@@ -124,7 +124,10 @@ def test_sites_that_disagree_on_classes_are_refused_by_name(
     with caplog.at_level(logging.WARNING, "fedloom"):
         result = deployed(files, tmp_path / "server", **config, **{"min-clients": 1})
     assert result.records[0]["cohort"] == [0]
-    assert "site 'hospital-b' has class names ['3', '4', '5', '6'], the others have" in caplog.text
+    assert (
+        "site 'hospital-b' has class names ['3', '4', '5', '6'], the first one to come"
+        in caplog.text
+    )
     assert "state class-names" in caplog.text
 
 
@@ -137,17 +140,44 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
     settings = Settings.read({"clients": 2})
     books = Books(tmp_path / "sites.json", settings)
     assert [books.admit(hello("b")), books.admit(hello("a")), books.admit(hello("b"))] == [0, 1, 0]
+    assert not (tmp_path / "sites.json").exists()  # a mistake of the first site is not for ever
+    books.settle()
     again = Books(tmp_path / "sites.json", settings)
     assert again.admit(hello("a")) == 1
     assert again.seats() == books.seats()
     with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
         again.admit(hello("c"))
-    with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the others have \[1, 8"):
+    with pytest.raises(
+        BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first
+    ):
         again.admit(hello("a", shape=[3, 8, 8]))
     named = Books(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
     assert named.admit(hello("b")) == 1
     with pytest.raises(BadInput, match="site 'c' is not among the sites"):
         named.admit(hello("c"))
+
+
+@pytest.mark.parametrize("changes", [{"class_names": 5}, {"shape": []}, {"site": "../x"}])
+def test_what_a_site_says_is_checked(changes: dict[str, Any], tmp_path: Path) -> None:
+    books = Books(tmp_path / "sites.json", Settings.read({"clients": 2}))
+    with pytest.raises(BadInput, match="will not do"):
+        books.admit(hello("a", **changes))
+
+
+def test_a_site_that_is_named_later_gets_the_next_place(tmp_path: Path) -> None:
+    first = Books(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}))
+    first.admit(hello("b"))
+    first.settle()
+    later = Books(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}))
+    assert [later.admit(hello(name)) for name in "abc"] == [0, 1, 2]
+
+
+def test_an_experiment_does_not_go_on_with_other_settings(
+    files: list[Path], tmp_path: Path
+) -> None:
+    deployed(files, tmp_path / "server")
+    with pytest.raises(BadInput, match=r"holds a run with lr = 0\.05, not 0\.5; give it another"):
+        deployed(files, tmp_path / "server", lr=0.5)
 
 
 def test_a_damaged_book_is_named(tmp_path: Path) -> None:
@@ -166,6 +196,7 @@ def test_a_damaged_book_is_named(tmp_path: Path) -> None:
         ({"clients": 1, "sites": "a,b"}, "clients = 1 and 2 sites"),
         ({"clients": 2, "deadline": 0}, "deadline = 0 will not do: it should be greater than 0"),
         ({"clients": 2, "experiment": "a/b"}, "experiment = 'a/b' will not do"),
+        ({"clients": 2, "experiment": ".."}, "experiment = '..' will not do"),
         ({"clients": 2, "lost-state": "forget"}, "lost_state = 'forget' will not do"),
     ],
 )

@@ -29,6 +29,7 @@ from fedloom.deploy.processes import Child, flower_environment, free_ports
 from fedloom.deploy.project import Project
 from fedloom.deploy.settings import Settings
 from fedloom.engines import Absent, JobOf
+from fedloom.engines.flower.vault import Vault
 from fedloom.engines.inline import Inline
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
@@ -90,7 +91,7 @@ class Place:
 
     def states(self, experiment: str) -> set[str]:
         """Digests of the states on its disk."""
-        return {file.stem for file in (self.folder / "state" / experiment / "states").iterdir()}
+        return Vault(self.folder / "state" / experiment / "states").names()
 
 
 class Trial(Federation):

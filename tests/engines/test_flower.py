@@ -6,20 +6,30 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 
 from fedloom.core.digest import digest, receipt, state_sha256
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.tree import State
-from fedloom.data import FederatedData, Seats, load
+from fedloom.data import FederatedData, Seats, Source, load
 from fedloom.engines import make_engine
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.codec import Order, Reply
@@ -140,39 +150,59 @@ def test_a_type_that_flower_cannot_carry_is_named() -> None:
 # ------------------------------------------------------------------ what a site keeps
 
 
+def state_of(value: float) -> State:
+    return {"model": {"w": torch.full((2,), value)}}
+
+
 def test_a_site_keeps_the_newest_state_and_the_one_it_came_from(tmp_path: Path) -> None:
-    states: list[State] = [{"model": {"w": torch.full((2,), float(i))}} for i in range(4)]
     names: list[str] = []
-    for i, state in enumerate(states):
+    for i in range(4):
         vault = Vault(tmp_path)  # a new process for every message
-        names.append(vault.put(state, names[-1] if i else None))
+        names.append(vault.put(state_of(i), names[-1] if i else None))
         assert vault.names() == set(names[-2:])
-    assert names == [digest(s) for s in states]
-    # A round that did not count: the next one comes from the same state, and it is still there.
-    again = Vault(tmp_path).put({"model": {"w": torch.full((2,), 9.0)}}, names[2])
-    assert Vault(tmp_path).names() == {names[2], again}
-    assert same(Vault(tmp_path).get(names[2])["model"], states[2]["model"])
+    assert names == [digest(state_of(i)) for i in range(4)]
+    # Round 3 did not count: the next comes from the same state, and that is still there; what did
+    # not count goes with the round after.
+    again = Vault(tmp_path).put(state_of(9), names[2])
+    assert same(Vault(tmp_path).get(names[2])["model"], state_of(2)["model"])
+    last = Vault(tmp_path).put(state_of(10), again)
+    assert Vault(tmp_path).names() == {again, last}
 
 
-def test_a_process_that_outlived_its_node_removes_nothing_newer(tmp_path: Path) -> None:
-    """It began when only `first` was there, and ends after two rounds that counted."""
-    first = Vault(tmp_path).put({"m": {"w": torch.zeros(1)}}, None)
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_a_process_that_outlived_its_node_removes_nothing_newer(
+    opened: str, tmp_path: Path
+) -> None:
+    """It was asked to go on from `first`, and saves after two rounds that counted; its vault was
+    opened before them, or (it hung while it loaded its data) after them."""
+    first = Vault(tmp_path).put(state_of(0), None)
     late = Vault(tmp_path)
-    second = Vault(tmp_path).put({"m": {"w": torch.ones(1)}}, first)
-    third = Vault(tmp_path).put({"m": {"w": torch.full((1,), 2.0)}}, second)
-    late.put({"m": {"w": torch.full((1,), 3.0)}}, first)
+    second = Vault(tmp_path).put(state_of(1), first)
+    third = Vault(tmp_path).put(state_of(2), second)
+    (late if opened == "before" else Vault(tmp_path)).put(state_of(3), first)
     assert {second, third} <= Vault(tmp_path).names()
+    assert Vault(tmp_path).get(third) is not None
+
+
+def test_a_state_that_comes_back_to_what_it_was_is_kept(tmp_path: Path) -> None:
+    first = Vault(tmp_path).put(state_of(0), None)
+    second = Vault(tmp_path).put(state_of(1), first)
+    assert Vault(tmp_path).put(state_of(0), second) == first
+    assert {first, second} <= Vault(tmp_path).names()
 
 
 def test_a_lost_or_altered_state_is_never_replaced_in_silence(tmp_path: Path) -> None:
+    """Nor does the message, which goes to the server, name a path of the site."""
     vault = Vault(tmp_path)
-    name = vault.put({"m": {"w": torch.zeros(1)}}, None)
-    other = Vault(tmp_path / "other").put({"m": {"w": torch.ones(1)}}, None)
-    with pytest.raises(LostState, match=f"the state {'ab' * 6} that the server counts on is not"):
+    vault.put(state_of(0), None)
+    Vault(tmp_path / "other").put(state_of(1), None)
+    with pytest.raises(LostState, match=f"the state {'ab' * 6} that the server counts on") as lost:
         vault.get("ab" * 32)
-    (tmp_path / f"{name}.state").write_bytes((tmp_path / "other" / f"{other}.state").read_bytes())
-    with pytest.raises(LostState, match="was altered"):
-        vault.get(name)
+    assert str(tmp_path) not in str(lost.value)
+    (file,), (other,) = tmp_path.glob("*.state"), (tmp_path / "other").glob("*.state")
+    file.write_bytes(other.read_bytes())
+    with pytest.raises(LostState, match="was altered at the site"):
+        vault.get(digest(state_of(0)))
 
 
 # ------------------------------------------------------------------ sites that misbehave
@@ -247,6 +277,23 @@ def says(**values: Any) -> Callable[[RecordDict], RecordDict]:
     return change
 
 
+def measures(key: str, value: float) -> Callable[[RecordDict], RecordDict]:
+    def change(records: RecordDict) -> RecordDict:
+        found = dict(records.metric_records["metrics"])
+        records["metrics"] = MetricRecord({**found, key: value})
+        return records
+
+    return change
+
+
+def npy(shape: tuple[int, ...]) -> bytes:
+    """A header of numpy's format without the data it promises."""
+    stream = BytesIO()
+    head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, head)
+    return stream.getvalue()
+
+
 KEY = next(k for k in experiment().program.shared(0) if k.endswith("weight"))
 SHAPE = experiment().program.nets[0].initial[KEY].shape
 HEAD = next(k for k in experiment().program.nets[0].initial if k.startswith("head"))
@@ -260,7 +307,18 @@ BAD = {
     "missing": (without_array, "it lacks the tensor 'model/"),
     "no rows": (says(rows=0), "it says that it has 0 rows"),
     "other client": (says(client=3), "it speaks for client 3"),
-    "bad receipt": (says(own="not hex"), "its reply was refused: ValueError"),
+    "bad receipt": (says(own="not hex"), "'not hex' is no digest of a state"),
+    "short receipt": (says(own="ab"), "'ab' is no digest of a state"),
+    "endless rows": (says(rows=float("inf")), "its reply was refused: OverflowError"),
+    "huge": (
+        lambda records: with_array_bytes(records, npy((10**13,))),
+        r"0 bytes are not \[10000000000000\] of float32",
+    ),
+    "zip": (lambda records: with_array_bytes(records, b"PK\x03\x04" + b"0" * 64), "ValueError"),
+    "strange score": (measures("a/b/c", 1.0), "nobody asked for 'a/b'"),
+    "impossible score": (measures("trained/test/n", float("nan")), "'trained/test' cannot be"),
+    "no accuracy": (measures("trained/val/nll", 0.5), "nobody asked for 'trained/val'"),
+    "loss": (measures("loss", float("nan")), "its loss is not finite"),
     "empty": (lambda records: RecordDict(), "its reply was refused: KeyError"),
     "no pickle": (
         lambda records: with_array_bytes(records, b"\x80\x04K\x01."),
@@ -356,7 +414,7 @@ def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Pa
 
     asked, _ = engine(made, tmp_path, spoil)
     result = start(made, asked)
-    # Client 0 answered all three attempts of round 2, the others only the last: that left them.
+    # Client 0 answered all three attempts of round 2, the others the last: all of it left them.
     assert {
         cid: n for cid, (n, _) in Account.read(tmp_path / "run" / "ledger.jsonl").clients().items()
     } == {0: 5, 1: 3, 2: 3, 3: 3}
@@ -450,3 +508,99 @@ def test_a_reply_survives() -> None:
     assert (found.cid, found.own, found.up.n, found.up.metrics) == (3, "ab" * 32, 12, up.metrics)
     assert same(found.up.state["model"], up.state["model"])
     assert isinstance(codec.write_reply(Reply(3, up, ""))["metrics"], MetricRecord)
+
+
+# ------------------------------------------------------------------ what else must not end a run
+
+
+def test_text_goes_over_the_wire(tmp_path: Path) -> None:
+    """Token ids: what the phantom makes up must be ids too."""
+    rng = np.random.default_rng(0)
+    source = Source.from_arrays(rng.integers(0, 50, (60, 12)), np.arange(60) % 3, kind="text")
+    config = RunConfig(method="fedper", rounds=2, clients=3, partition="iid", model="fasttext")
+    made = Experiment.build(config, data=source)
+    assert told(start(made, InProcess())) == told(start(made, Inline()))
+
+
+def test_nothing_may_come_up_with_an_adaptation(tmp_path: Path) -> None:
+    made = experiment("fedavg_ft", rounds=1)
+    asked, _ = engine(made, tmp_path, only(1, 2, with_array("spy", "x", torch.zeros(1))))
+    result = start(made, asked)
+    assert result.records[-1]["kind"] == "adapt"
+    assert "the unknown tensor 'spy/x'" in result.records[-1]["absent"][1]
+
+
+def test_an_error_at_a_site_tells_the_server_no_row_and_no_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = experiment()
+
+    def node(context: Any) -> Node:
+        if context.node_config["client"] == 2:
+            raise BadInput("unknown class 'HIV positive, J. Doe' in /data/patients.csv")
+        cid = int(context.node_config["client"])
+        return Node(made.program, made.data.client(cid), Vault(tmp_path / str(cid)))
+
+    app = client_app(node, lambda context: dict(context.node_config))
+    roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
+    result = start(made, Flower(roster))
+    assert result.records[0]["absent"] == {2: "BadInput: see the site's log"}
+    assert "J. Doe" in capsys.readouterr().err
+
+
+class Nodes(LocalGrid):
+    """A grid that knows when its nodes were started, and can be given their ids."""
+
+    def __init__(self, app: ClientApp, ids: dict[int, int]) -> None:
+        super().__init__(app, 0)
+        self.began = dict.fromkeys(ids, "monday")
+        self._contexts = {
+            node: Context(1, node, {"client": cid}, RecordDict(), {}) for node, cid in ids.items()
+        }
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=n, last_activated_at=at) for n, at in self.began.items()]
+
+
+HELLO = client_app(lambda context: None, lambda context: dict(context.node_config))  # type: ignore[arg-type, return-value]
+
+
+def test_a_refused_site_is_asked_again_when_it_was_started_anew() -> None:
+    grid, wrong = Nodes(HELLO, {7: 0}), {"data": True}
+
+    def admit(hello: dict[str, Any]) -> int:
+        if wrong["data"]:
+            raise BadInput("wrong data")
+        return int(hello["client"])
+
+    roster = Roster(Line(grid), admit)
+    assert roster.nodes() == {}
+    wrong["data"] = False
+    assert roster.nodes() == {}
+    grid.began[7] = "tuesday"
+    assert roster.nodes() == {0: 7}
+
+
+def test_of_two_nodes_of_one_site_the_one_that_came_last_counts() -> None:
+    """Flower draws ids at random: the newer one may be smaller."""
+    grid = Nodes(HELLO, {9: 0})
+    roster = Roster(Line(grid), lambda hello: int(hello["client"]))
+    assert roster.nodes() == {0: 9}
+    grid._contexts[5] = Context(1, 5, {"client": 0}, RecordDict(), {})
+    grid.began[5] = "tuesday"
+    assert roster.nodes() == {0: 5}
+
+
+def test_evaluations_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    made = experiment(protocol="fedloom", rounds=1)
+
+    def spoil(reply: Message) -> Message:
+        head = reply.content.config_records.get("head", {})
+        if "rows" not in head and head.get("client") == 1:
+            reply.content = RecordDict({"head": ConfigRecord({"client": 1})})
+        return reply
+
+    asked, _ = engine(made, tmp_path, spoil)
+    scores = start(made, asked).records[0]["scores"]
+    assert sorted(scores["received/test"]["clients"]) == ["0", "2", "3"]
+    assert sorted(scores["trained/test"]["clients"]) == ["0", "1", "2", "3"]

@@ -56,7 +56,7 @@ def test_sorting_with_the_mouse_and_with_the_keyboard(browser: Any, address: str
     with opened(browser, address) as page:
         page.locator("#g0-choice").select_option(label="fedavg")
         table = "#g0-client-1"
-        header = page.locator(f"{table} th", has_text="Gain over Local")
+        header = page.locator(f"{table} th", has_text="Gain over local")
         header.locator("button").click()
         assert header.get_attribute("aria-sort") == "descending"
         assert is_rising(gains(page, table)[::-1])
@@ -66,7 +66,7 @@ def test_sorting_with_the_mouse_and_with_the_keyboard(browser: Any, address: str
         page.keyboard.press("Shift+Tab")
         page.keyboard.press("Space")
         assert header.get_attribute("aria-sort") is None
-        assert page.locator(f"{table} th[aria-sort]").inner_text().startswith("Local %")
+        assert page.locator(f"{table} th[aria-sort]").inner_text().startswith("local %")
         page.locator(f"{table} th button", has_text="Client").click()
         assert column(page, table, 1) == [str(i) for i in range(6)]
         assert page.locator("#said").inner_text() == "sorted by Client, ascending"
@@ -104,7 +104,7 @@ def test_hovering_and_arrow_keys_read_values(browser: Any, address: str) -> None
         assert page.locator("#tip").is_hidden()
 
 
-@pytest.mark.parametrize("name", ["gain-local", "weights-2", "d2-cka", "d2-mdl-bal", "d2-tsne"])
+@pytest.mark.parametrize("name", ["gain-local", "weights-2", "d2-cka", "d2-mdl-bal", "d2-tsne-0"])
 def test_every_kind_of_chart_is_read_by_keyboard(browser: Any, address: str, name: str) -> None:
     with opened(browser, address) as page:
         plot = page.locator(f"#g0-{name} svg.plot")
@@ -214,6 +214,29 @@ def test_without_scripts_the_numbers_are_there(browser: Any, address: str) -> No
         data = page.locator("#g0-curve-rounds-data")
         data.locator("summary").click()
         assert data.locator("tbody tr").count() == 4
+
+
+@pytest.mark.parametrize("classes", [10, 24])
+def test_every_class_has_a_colour_of_its_own(browser: Any, tmp_path: Path, classes: int) -> None:
+    points = [[float(c), float(side)] for side in range(2) for c in range(classes)]
+    purity = {"client": {"before": 0.5, "after": 0.5, "null": 0.5, "k": 10}}
+    result = {
+        "points": points,
+        "labels": [*range(classes)] * 2,
+        "clients": [0] * len(points),
+        "snapshots": ["before"] * classes + ["after"] * classes,
+        "purity": purity,
+    }
+    line = {"round": 1, "name": "tsne", "snapshot": "both", "layer": "body", "data": "local-test"}
+    write_run(tmp_path / "a", findings=[{**line, "settings": {}, "result": result}])
+    address = report([tmp_path], tmp_path / "report.html").as_uri()
+    with opened(browser, address) as page:
+        fills = "marks => marks.map(mark => getComputedStyle(mark).fill)"
+        drawn = page.locator("#g0-d0-tsne-0 svg.plot circle").evaluate_all(fills)
+        keys = page.locator("#g0-d0-tsne-0 button.key svg path").evaluate_all(fills)
+        assert len(drawn) == 2 * classes
+        assert len(set(keys)) == classes
+        assert drawn == keys * 2  # the legend tells which class it is
 
 
 def test_labels_do_not_run(browser: Any, tmp_path: Path) -> None:

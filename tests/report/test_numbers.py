@@ -41,6 +41,29 @@ def test_accuracies_of_one_method(tmp_path: Path) -> None:
     assert line.worst == numbers.Spread(pytest.approx(0.6), None)
 
 
+def test_a_curve_of_another_model_than_the_result_gives_no_numbers(tmp_path: Path) -> None:
+    """fedavg_ft reports clients' fine-tuned models, scored once; its curve is that of fedavg, whose
+    best rounds and way to a target are not fedavg_ft's."""
+    data = digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8))
+    for method in ("fedavg", "fedavg_ft"):
+        fl.run(method, data, rounds=3, lr=0.5, out=str(tmp_path / method))
+    found = one_group(tmp_path)
+    plain, tuned = row(found, "fedavg"), found.rows[1]
+    assert (plain.runs[0].result_at, tuned.runs[0].result_at) == ("received/test", "final/test")
+    curves = [r.runs[0].curve().accuracy for r in (plain, tuned)]
+    assert curves[0] == curves[1]
+    assert numbers.default_targets(found) == curves[0][-1:]
+    line = numbers.accuracy_line(tuned)
+    assert line.accuracy == numbers.Spread(tuned.runs[0].summary["accuracy"], None)  # type: ignore[index]
+    assert line.worst is not None
+    assert line.best_five is line.worst_best_five is line.last_ten is None
+    target = min(curves[0])
+    assert numbers.target_line(tuned, target, plain) == numbers.TargetLine(target, None, None, None)
+    beside = numbers.accuracy_line(plain)
+    assert beside.best_five == numbers.Spread(pytest.approx(sum(curves[0]) / 3), None)
+    assert numbers.target_line(plain, target, plain).speed_up == 1.0
+
+
 def test_spread_over_seeds_is_that_of_a_sample(tmp_path: Path) -> None:
     """Seeds end at .6 and .8: mean .7, sample deviation sqrt(2 x .01) = .1414."""
     write_run(tmp_path / "a0", curve=[(0.6, 0.6)], seed=0)

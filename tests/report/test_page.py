@@ -33,12 +33,24 @@ class Page(HTMLParser):
         self.source = path.read_text(encoding="utf-8")
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.texts: dict[str, list[str]] = {}
+        self.hints: list[str] = []
+        """Of every button, in order."""
         self._open: list[str] = []
+        self._tables: dict[str, list[list[str]]] = {}
+        self._rows: list[list[str]] = []
         self.feed(self.source)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         self._open.append(tag)
+        if tag == "button":
+            self.hints.append(dict(attrs).get("title") or "")
+        if tag == "table":
+            self._rows = self._tables.setdefault(str(dict(attrs)["id"]), [])
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
 
     def handle_endtag(self, tag: str) -> None:
         while self._open and self._open.pop() != tag:
@@ -47,6 +59,13 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._open:
             self.texts.setdefault(self._open[-1], []).append(data)
+        if {"td", "th"} & set(self._open):
+            self._rows[-1][-1] += data
+
+    def cells(self, table: str, head: str) -> list[str]:
+        """A column of a table, from the top."""
+        first, *rows = self._tables[table]
+        return [row[first.index(head)] for row in rows]
 
     @property
     def text(self) -> str:
@@ -209,6 +228,60 @@ def test_ten_large_runs_stay_below_five_megabytes(tmp_path: Path) -> None:
     assert path.stat().st_size < 5_000_000
 
 
+def test_the_model_of_a_column_is_named(tmp_path: Path) -> None:
+    for method in ("fedavg", "fedavg_ft"):
+        fl.run(method, rounds=2, clients=3, model="mlp(hidden=[8])", out=str(tmp_path / method))
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    hints = dict(zip(page.texts["button"], page.hints, strict=False))
+    assert "model as received, or adapted at the end" in hints["Worst client %"]
+    for head in ("Five best rounds %", "… of worst client %", "Last ten rounds %"):
+        assert hints[head].endswith("model as received")
+        assert (
+            page.cells("g0-fairness", head)[1]
+            == "\N{EN DASH}"
+            != page.cells("g0-fairness", head)[0]
+        )
+    (to_target,) = [h for h in hints if h.startswith("Rounds to")]
+    assert hints[to_target].endswith("model as received")
+    assert page.cells("g0-cost", to_target)[1] == "\N{EN DASH}"
+    label = page.cells("g0-cost", "Method")[1]
+    assert f"Of {label}, accuracy, worst clients and fairness are of the model adapted" in page.text
+
+
+def test_a_weighted_accuracy_is_not_what_is_tested(tmp_path: Path) -> None:
+    for protocol in ("dbe", "fedloom"):
+        for seed in range(2):
+            for method, values in (("fedavg", (0.5, 0.6)), ("fedper", (0.6, 0.8 + seed / 10))):
+                path = tmp_path / protocol / f"{method}{seed}"
+                write_run(path, method, [values], seed=seed, protocol=protocol)
+    pages = {
+        protocol: Page(report([tmp_path / protocol], tmp_path / f"{protocol}.html"))
+        for protocol in ("dbe", "fedloom")
+    }
+    said = {p: page.source.count("unweighted over clients") for p, page in pages.items()}
+    assert said == {"dbe": 3, "fedloom": 0}  # two columns and the sentence about the test
+    assert "; unweighted over clients, unlike the accuracies." in pages["dbe"].text
+
+
+def test_clients_beside_a_reference_are_of_the_seeds_both_have(tmp_path: Path) -> None:
+    """fedper has seed 0 only: FedAvg's .5 there is its gain's reference, not .5 and .9's mean."""
+    write_run(tmp_path / "a0", "fedavg", [(0.5,)], seed=0)
+    write_run(tmp_path / "a1", "fedavg", [(0.9,)], seed=1)
+    write_run(tmp_path / "b0", "fedper", [(0.6,)], seed=0)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert page.cells("g0-client-1", "fedavg %") == ["50.0"]
+    assert page.cells("g0-client-1", "Gain over fedavg")[0].startswith("+10.0")
+    assert "sign test" not in page.source
+    assert "about 2.5 % of clients on each side" in page.text
+
+
+def test_without_a_reference_no_client_gains(tmp_path: Path) -> None:
+    """3000 clients, of which a page holds 2500."""
+    write_run(tmp_path / "a", "fedper", [[0.5] * 3000])
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "fedper: clients, the 2500 of 3000 that reach least" in page.texts["span"]
+
+
 # ------------------------------------------------------------------ the command
 
 
@@ -228,6 +301,12 @@ def test_a_run_of_python_objects_has_no_command(tmp_path: Path) -> None:
     assert "its data was a Python object" in command(StoredRun.read(tmp_path / "a"))
     page = Page(report([tmp_path / "a"], tmp_path / "report.html"))
     assert "Classes cannot be shown: the data was a Python object." in page.text
+
+
+def test_a_method_without_a_name_has_no_command(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", "my_own_method(mu=2)")
+    said = command(StoredRun.read(path))
+    assert said == f"# {path}: its method has no name here; repeat it from Python"
 
 
 def test_report_on_the_command_line(tmp_path: Path) -> None:

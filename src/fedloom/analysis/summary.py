@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Self
 
 from rich.console import Console
@@ -101,10 +102,24 @@ def _mean_of(metric: str, label: str, null: str = "") -> Callable[[Finding], lis
 
 
 def _mdl(found: Finding) -> list[Row]:
-    uniform = found.result["uniform_bits"]
-    (row,) = _mean_of("bits", "MDL, bits")(found)
-    row.reference = f"no features: {_shown(sum(uniform) / len(uniform))}"
-    return [row]
+    """On clients' own rows, of which they have unequally many, per label."""
+    result = found.result
+    if found.data != "local-test":
+        (row,) = _mean_of("bits", "MDL, bits")(found)
+        row.reference = f"uniform code: {_shown(_mean(result['uniform_bits']))}"
+        return [row]
+    numbers = {when: _per_label(result[when]["bits"], result["n"]) for when in ("before", "after")}
+    reference = f"labels alone: {_shown(_per_label(result['prior_bits'], result['n']))}"
+    return [Row("MDL, bits per label", found.layer, found.data, numbers, reference)]
+
+
+def _per_label(bits: Sequence[Number], n: Sequence[int]) -> Number:
+    return _mean(None if b is None else b / count for b, count in zip(bits, n, strict=True))
+
+
+def _mean(values: Iterable[Number]) -> Number:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _cka(found: Finding) -> list[Row]:
@@ -122,8 +137,7 @@ def _drift(found: Finding) -> list[Row]:
 
 def _overlap(found: Finding) -> list[Row]:
     (row,) = _mean_of("eta2", "seen apart from unseen, eta2")(found)
-    nulls = found.result["null_eta2"]
-    row.reference = f"noise {_shown(sum(nulls) / len(nulls))}"
+    row.reference = f"noise {_shown(_mean(found.result['null_eta2']))}"
     return [row]
 
 
@@ -131,8 +145,8 @@ def _classifier_bias(found: Finding) -> list[Row]:
     least = found.settings["seen_at_least"]
     label = "unseen called seen" if least == 1 else f"the same, seen from {least} rows"
     (row,) = _mean_of("seen_mass", label)(found)
-    blind = found.result["blind"]
-    row.reference = f"uniform guess: {_shown(sum(blind) / len(blind))}"
+    blind = [b for b, n in zip(found.result["blind"], found.result["n_unseen"], strict=True) if n]
+    row.reference = f"uniform guess: {_shown(_mean(blind))}"
     return [row]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedloom.deploy.certificates import Authority, write_key_pair
 from fedloom.deploy.project import TLS_FILES, Project, out_of, toml_value
-from fedloom.deploy.settings import AT_THE_SITES, Settings
+from fedloom.deploy.settings import AT_THE_SITES, NAME, Settings
 from fedloom.errors import BadInput
 from fedloom.runs.config import RunConfig
 
@@ -32,7 +32,6 @@ OWN_WORDS = {
     "min_clients": "fewest answers that make a round count; the run begins with so many",
 }
 """What a key says here, where that is not what it says elsewhere."""
-SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def write_project(
@@ -79,7 +78,7 @@ def write_project(
 def _config(sites: Sequence[str], run: Mapping[str, Any]) -> dict[str, Any]:
     """Every key of `_sections` with its value, checked."""
     for name in sites:
-        if not SITE_NAME.fullmatch(name) or list(sites).count(name) > 1:
+        if not re.fullmatch(NAME, name) or list(sites).count(name) > 1:
             raise BadInput(
                 f"site {name!r} will not do; names are letters, digits, '.', '_' and '-', each once"
             )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.digest import digest
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
@@ -22,13 +23,15 @@ from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
 from fedloom.runs.folder import current_versions, write_atomic, write_json
 
-_CARD, _TENSORS = "card.json", "personal.safetensors"
+_CARD = "card.json"
 
 
 def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, source: Source) -> None:
     """Write a client's model; a kill leaves the one before."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    tensors = f"personal-{digest(state)[:12]}.safetensors"
     card = {
+        "tensors": tensors,
         "method": run.method,
         "model": run.model,
         "client": visit.cid,
@@ -44,8 +47,11 @@ def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, sour
         "std": list(source.std),
         "versions": current_versions(),
     }
-    write_atomic(folder / _TENSORS, pack(state))
-    write_json(folder / _CARD, card)
+    write_atomic(folder / tensors, pack(state))
+    write_json(folder / _CARD, card)  # from here on it is the one
+    for old in folder.glob("personal-*.safetensors"):
+        if old.name != tensors:
+            old.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Personal:
         place = Path(folder)
         try:
             card = json.loads((place / _CARD).read_text(encoding="utf-8"))
-            state = unpack((place / _TENSORS).read_bytes())
+            state = unpack((place / card["tensors"]).read_bytes())
         except OSError as e:
             raise BadInput(f"there is no personal model in {folder} ({e.strerror})") from None
         nets = [

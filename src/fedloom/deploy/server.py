@@ -15,7 +15,7 @@ from fedloom.engines.flower import Flower, Line, Roster
 from fedloom.errors import BadInput
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.launch import Result, go_on, start
+from fedloom.runs.launch import Result, difference, go_on, start
 from fedloom.runs.scores import Record
 from fedloom.runs.watcher import Watcher
 
@@ -36,8 +36,13 @@ def serve(grid: Grid, settings: Settings, poll: float = 0.5) -> Result:
     engine.present(books.places)  # the first site tells what the data looks like
     run = settings.run.changed(out=str(folder / "run"))
     experiment = Experiment.build(run, data=books.seats())
-    there = RunPaths(folder / "run").config.exists()
-    result = (go_on if there else start)(experiment, engine, [Log(books)])
+    books.settle()
+    if RunPaths(folder / "run").config.exists():
+        if other := difference(experiment.config):
+            raise BadInput(f"{folder} holds {other}; give it another experiment and out")
+        result = go_on(experiment, engine, [Log(books)])
+    else:
+        result = start(experiment, engine, [Log(books)])
     for cid, why in _save_models(result, engine).items():
         log.warning("%s could not save its model: %s", books.name(cid), why)
     return result

@@ -18,6 +18,8 @@ def _words(value: Any) -> Any:
     return value
 
 
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+"""Of a site or an experiment: it becomes part of paths."""
 Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
 
 AT_THE_SITES = ("data", "partition", "shift", "newcomers", "memory", "checkpoint_every")
@@ -35,7 +37,7 @@ class Settings(BaseModel):
 
     experiment: str = Field(
         "experiment",
-        pattern=r"^[A-Za-z0-9._-]+$",
+        pattern=f"^{NAME}$",
         description="name under which sites keep their states; a new one starts afresh",
     )
     sites: Names = Field(

@@ -9,13 +9,24 @@ from typing import Any
 from fedloom.report.figures import Drawings, plain_table, rounded
 from fedloom.report.groups import Group, Row
 from fedloom.report.html import Html, tag
-from fedloom.report.numbers import ClientKey, GainLine, best_row, client_means, gains
-from fedloom.report.tables import NONE, Cell, Column, html_table, number, p_value, points
+from fedloom.report.numbers import (
+    ClientKey,
+    GainLine,
+    best_row,
+    client_means,
+    gains,
+    on_common_seeds,
+)
+from fedloom.report.tables import NONE, Cell, Column, html_table, number, points
 
 MOST_ROWS = 2500
 """Rows of all methods' client tables together."""
 WIDTH = NormalDist().inv_cdf(0.975)
 """Standard errors on both sides that hold 95 %."""
+GAIN_HINT = "points on the seeds both have, ± half of its 95 % interval"
+VERDICT_HINT = (
+    "outside the 95 % interval around zero? By chance alone about 2.5 % of clients are on each side"
+)
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
 
 
@@ -86,7 +97,6 @@ def _gain_figure(
         "gain %",
         "lose %",
         "above 0 %",
-        "sign test p",
     ]
     rows = [
         [
@@ -96,7 +106,6 @@ def _gain_figure(
             points(g.worst),
             line.clients[g.worst_client][1],
             *(f"{100 * share:.0f}" for share in (g.helped, g.harmed, g.positive)),
-            p_value(g.sign_p),
         ]
         for label, line in lines.items()
         for g in [line.found]
@@ -104,7 +113,8 @@ def _gain_figure(
     caption = f"Gain over {said} in points, over clients"
     note = (
         f"Every dot is a client, below zero it loses by taking part; filled: outside its 95 %"
-        f" interval around zero. Accuracy less that of {said} with the same seeds."
+        f" interval around zero, where chance alone puts about 2.5 % of clients on each side."
+        f" Accuracy less that of {said} with the same seeds."
     )
     return drawings.figure(
         f"{name}-gain-{said.lower()}",
@@ -130,7 +140,12 @@ def _client_table(
     most: int,
 ) -> Html:
     means = client_means(row)
-    others = {said: client_means(other) for said, other in references.items() if other is not row}
+    others = {
+        said: client_means(on_common_seeds(row, other)[1])
+        for said, other in references.items()
+        if other is not row
+    }
+    named = {said: references[said].label for said in others}
     positions = {
         said: {key: i for i, key in enumerate(line.clients)} for said, line in over.items() if line
     }
@@ -138,13 +153,13 @@ def _client_table(
         Column("Client"),
         Column("Training rows"),
         Column("Test rows"),
-        Column("Accuracy %"),
-        *(Column(f"{said} %", "accuracy of the same client") for said in others),
-        *(Column(f"Gain over {said}", "points, ± half of its 95 % interval") for said in others),
+        Column("Accuracy %", "mean over all seeds"),
         *(
-            Column(f"Against {said}", "outside the 95 % interval around zero?", numeric=False)
-            for said in others
+            Column(f"{label} %", "accuracy of the same client, mean over the seeds both have")
+            for label in named.values()
         ),
+        *(Column(f"Gain over {label}", GAIN_HINT) for label in named.values()),
+        *(Column(f"Against {label}", VERDICT_HINT, numeric=False) for label in named.values()),
     ]
     first = next(iter(over.values()), None)
     keys = _kept(means, first, most)
@@ -165,7 +180,8 @@ def _client_table(
         ]
         for key in keys
     ]
-    some = f", the {len(keys)} of {len(means)} that gain least" if len(keys) < len(means) else ""
+    least = "gain" if first else "reach"
+    some = f", the {len(keys)} of {len(means)} that {least} least" if len(keys) < len(means) else ""
     return html_table(name, f"{row.label}: clients{some}", columns, rows)
 
 

@@ -27,7 +27,7 @@ MOMENTS = {
 AXES = {
     "rounds": ("round", "Accuracy against rounds"),
     "seconds": ("seconds", "Accuracy against seconds"),
-    "megabytes": ("MB sent and received by a client", "Accuracy against bytes"),
+    "megabytes": ("MB sent and received by the average client", "Accuracy against bytes"),
 }
 _DIGITS = {"rounds": 0, "seconds": 3, "megabytes": 4}
 
@@ -103,10 +103,15 @@ def _views(group: Group) -> dict[str, str]:
         for at in run.moments:
             scored = sum(at in r["scores"] for r in run.records)
             counts[at] = max(counts.get(at, 0), scored)
-    return {at: _said(at) for at, count in counts.items() if count > 1}
+    return {at: moment_name(at) for at, count in counts.items() if count > 1}
 
 
-def _said(at: str) -> str:
+def moment_name(at: str) -> str:
+    """Which model a "moment/split" is of.
+
+    >>> moment_name("final/test"), moment_name("received/val")
+    ('adapted at the end', 'as received, val rows')
+    """
     *moment, split = at.split("/")
     said = " ".join(MOMENTS.get(m, m) for m in moment)
     return said if split == "test" else f"{said}, {split} rows"

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from fedloom.analysis.finding import NAMES
+from fedloom.report.bias import representation_bias
+from fedloom.report.description import description_length
 from fedloom.report.figures import Drawings, plain_table, rounded
+from fedloom.report.findings import SIDES, bars, newest
 from fedloom.report.groups import Group, Row
 from fedloom.report.html import Html, tag
+from fedloom.report.runs import StoredRun
 from fedloom.report.scatter import ellipses_figure, tsne_figure
 from fedloom.runs.scores import Record
 
 HOW = "Record {them} with: fedloom diagnose {run}"
-ROWS = {"bal": "balanced rows", "local-test": "own test rows", "pooled": "rows of all clients"}
-SIDES = ("before", "after")
 
 
 def diagnostics_section(group: Group, name: str, drawings: Drawings) -> Html:
     """Of every method, the first seed that recorded some."""
     blocks = [
-        _block(row, f"{name}-d{i}", findings, drawings)
+        _block(row.label, f"{name}-d{i}", run, drawings)
         for i, row in enumerate(group.rows)
-        if (findings := _recorded(row))
+        if (run := _recorded(row))
     ]
-    most = max(group.rows, key=lambda row: len(_recorded(row)))
-    run = group.first.paths.path
-    nothing = tag("p", "No diagnostics were recorded. ", HOW.format(them="them", run=run))
+    most = max(group.rows, key=lambda row: len(r.findings) if (r := _recorded(row)) else 0)
+    path = group.first.paths.path
+    nothing = tag("p", "No diagnostics were recorded. ", HOW.format(them="them", run=path))
     return tag(
         "section",
         tag("h3", "Diagnostics"),
@@ -36,11 +38,12 @@ def diagnostics_section(group: Group, name: str, drawings: Drawings) -> Html:
     )
 
 
-def _recorded(row: Row) -> list[Record]:
-    return next((run.findings for run in row.runs if run.findings), [])
+def _recorded(row: Row) -> StoredRun | None:
+    return next((run for run in row.runs if run.findings), None)
 
 
-def _block(row: Row, name: str, findings: list[Record], drawings: Drawings) -> Html:
+def _block(label: str, name: str, run: StoredRun, drawings: Drawings) -> Html:
+    findings = run.findings
     said = [f for f in findings if "skipped" not in f["result"]]
     skipped = list(dict.fromkeys(f["result"]["skipped"] for f in findings if f not in said))
     figures: list[Html | None] = []
@@ -50,70 +53,34 @@ def _block(row: Row, name: str, findings: list[Record], drawings: Drawings) -> H
             figures.append(make(f"{name}-{kinds[0]}", lines, drawings))
     shown = sorted({f["name"] for f in said})
     missing = [kind for kind in NAMES if kind not in shown]
-    note = HOW.format(them=f"the rest ({', '.join(missing)})", run=row.runs[0].paths.path)
+    note = HOW.format(them=f"the rest ({', '.join(missing)})", run=run.paths.path)
     return tag(
         "div",
-        tag("h4", row.label),
+        tag("h4", label),
+        tag("p", f"Seed {run.config.seed}. ", " ".join(_measured(findings)), class_="quiet"),
         [tag("p", sentence, class_="quiet") for sentence in skipped],
         tag("div", figures, class_="figures"),
         tag("p", note, class_="quiet") if missing else None,
-        data_choice=row.label,
+        data_choice=label,
     )
 
 
-def newest(lines: list[Record]) -> list[Record]:
-    """The lines of the last round that has any."""
-    last = max(line["round"] for line in lines)
-    return [line for line in lines if line["round"] == last]
+def _measured(findings: list[Record]) -> list[str]:
+    """Which clients and how many rows, a sentence for the rounds that share them."""
+    rounds: dict[tuple[str, int, int], dict[int, None]] = {}
+    for f in findings:
+        if "clients" in (used := f["settings"]):
+            ids = ", ".join(map(str, used["clients"]))
+            key = ids, used["clients_in_run"], used["rows"]
+            rounds.setdefault(key, {})[f["round"]] = None
+    return [
+        f"Round{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}: clients {ids} of {of} in the"
+        f" run, at most {rows} rows of a data set."
+        for (ids, of, rows), at in rounds.items()
+    ]
 
 
 # ------------------------------------------------------------------ per layer
-
-
-def _mdl(name: str, lines: list[Record], drawings: Drawings) -> Html:
-    now = newest(lines)
-    figures = []
-    for data in dict.fromkeys(line["data"] for line in now):
-        here = [line for line in now if line["data"] == data]
-        uniform = [v for line in here for v in line["result"]["uniform_bits"] if v is not None]
-        rows = [
-            [
-                line["layer"],
-                *(m[side][k] for k in ("bits", "per_sample", "ratio") for side in SIDES),
-                line["result"]["mean_change_percent"],
-            ]
-            for line in here
-            for m in [line["result"]["mean"]]
-        ]
-        head = [
-            "layer",
-            "bits before",
-            "bits after",
-            "nats per label before",
-            "nats per label after",
-            "of uniform code before",
-            "after",
-            "change %",
-        ]
-        figures.append(
-            drawings.figure(
-                f"{name}-{data}",
-                f"Description length, {ROWS.get(data, data)}, round {here[0]['round']}",
-                {
-                    "kind": "bars",
-                    "ylabel": "bits",
-                    "groups": [line["layer"] for line in here],
-                    "series": _bars(here, "bits"),
-                    "references": [{"name": "uniform code", "value": max(uniform)}]
-                    if uniform
-                    else [],
-                },
-                plain_table(f"{name}-{data}-table", "Mean over clients", head, rows),
-                "Lower is better: bits to tell the labels from the features. Whiskers: lowest and"
-                " highest client.",
-            )
-        )
-    return tag("div", figures, class_="flat")
 
 
 def _separation(name: str, lines: list[Record], drawings: Drawings) -> Html:
@@ -132,14 +99,14 @@ def _separation(name: str, lines: list[Record], drawings: Drawings) -> Html:
         "debiased before",
         "debiased after",
     ]
-    bars = drawings.figure(
+    chart = drawings.figure(
         name,
         f"Class-wise separation, round {now[0]['round']}",
         {
             "kind": "bars",
             "ylabel": "R²",
             "groups": [line["layer"] for line in now],
-            "series": _bars(now, "value"),
+            "series": bars(now, "value"),
             "references": [],
         },
         plain_table(f"{name}-table", "Mean over clients", head, rows),
@@ -147,7 +114,7 @@ def _separation(name: str, lines: list[Record], drawings: Drawings) -> Html:
     )
     return tag(
         "div",
-        bars,
+        chart,
         _over_rounds(
             name,
             "Separation over rounds",
@@ -171,9 +138,15 @@ def _cka(name: str, lines: list[Record], drawings: Drawings) -> Html:
         }
         for line in now
     ]
-    keys = ("mean", "smallest", "largest", "null", "debiased_mean", "n")
+    keys = ("mean", "null", "debiased_mean", "smallest", "largest", "n")
     rows = [[line["layer"], line["snapshot"], *(line["result"][k] for k in keys)] for line in now]
-    head = ["layer", "model", "mean", "smallest", "largest", "shuffled rows", "debiased", "rows"]
+    rows = [[*row, line["settings"]["width"]] for row, line in zip(rows, now, strict=True)]
+    head = [
+        *("layer", "model", "mean", "shuffled rows", "debiased mean", "smallest", "largest"),
+        *("rows", "width"),
+    ]
+    few = any(_few_rows(line) for line in lines)
+    shown = "debiased_mean" if few else "mean"
     heat = drawings.figure(
         name,
         f"CKA between clients, round {now[0]['round']}",
@@ -187,21 +160,30 @@ def _cka(name: str, lines: list[Record], drawings: Drawings) -> Html:
             "choose": "layer and model",
         },
         plain_table(f"{name}-table", "Linear CKA over pairs of clients", head, rows),
-        "1: two clients' features are alike on the same rows.",
+        "1: two clients' features are alike on the same rows. With fewer rows than ten times the"
+        " width, CKA is high whatever the features; then hold it against that of shuffled rows, or"
+        " read the debiased mean, which is 0 for those.",
     )
     return tag(
         "div",
         heat,
         _over_rounds(
             name,
-            "CKA between clients over rounds",
-            "CKA",
+            "CKA between clients over rounds" + (", debiased" if few else ""),
+            "debiased CKA" if few else "CKA",
             lines,
             drawings,
-            lambda line, side: line["result"]["mean"] if line["snapshot"] == side else None,
+            lambda line, side: line["result"][shown] if line["snapshot"] == side else None,
         ),
         class_="flat",
     )
+
+
+def _few_rows(line: Record) -> bool:
+    """So few for the width that plain CKA is mostly bias."""
+    width = line["settings"]["width"]
+    widest = max(width) if isinstance(width, list) else width
+    return bool(line["result"]["n"] < 10 * widest)
 
 
 def _over_rounds(
@@ -237,62 +219,6 @@ def _over_rounds(
         },
         plain_table(f"{name}-rounds-table", title, ["round", *found], table),
     )
-
-
-def _bars(lines: list[Record], metric: str) -> list[dict[str, Any]]:
-    return [
-        {
-            "key": side,
-            "values": [rounded(line["result"]["mean"][side][metric], 4) for line in lines],
-            "low": [_end(min, line["result"][side][metric]) for line in lines],
-            "high": [_end(max, line["result"][side][metric]) for line in lines],
-        }
-        for side in SIDES
-    ]
-
-
-def _end(which: Callable[[list[float]], float], values: Sequence[float | None]) -> float | None:
-    there = [v for v in values if v is not None]
-    return rounded(which(there), 4) if there else None
-
-
-def _shift(name: str, lines: list[Record], drawings: Drawings) -> Html:
-    """Fisher ratio, drift and overlap of each layer in one table."""
-    del drawings
-    head = {
-        "fisher": ["Fisher mean before", "after", "noise"],
-        "drift": ["drift seen", "drift unseen", "one less CKA"],
-        "overlap": ["told apart before", "after", "ratio of spreads"],
-    }
-    by = {(f["layer"], f["name"]): f for f in lines}
-    kinds = [kind for kind in head if any(kind == found for _, found in by)]
-    layers = list(dict.fromkeys(layer for layer, _ in by))
-    rows = [
-        [layer, *(v for kind in kinds for v in _measures(by.get((layer, kind))))]
-        for layer in layers
-    ]
-    columns = ["layer", *(title for kind in kinds for title in head[kind])]
-    at = max(f["round"] for f in lines)
-    caption = f"Representation bias, mean over clients, round {at}"
-    note = (
-        "Fisher: how far a client's features lie from the others', in their own spread. Drift:"
-        " cosine distance that local training moves a row of a seen or an unseen class. Told apart:"
-        " area under the curve of seen against unseen classes; a ratio of spreads below 1: they"
-        " collapse."
-    )
-    table = plain_table(f"{name}-table", caption, columns, rows)
-    return tag("div", table, tag("p", note, class_="quiet"), class_="wide")
-
-
-def _measures(line: Record | None) -> list[float | None]:
-    if line is None:
-        return [None, None, None]
-    mean = line["result"]["mean"]
-    if line["name"] == "fisher":
-        return [mean["before"]["mean"], mean["after"]["mean"], mean["after"]["null_mean"]]
-    if line["name"] == "drift":
-        return [mean["seen"]["cosine"], mean["unseen"]["cosine"], mean["all"]["cka"]]
-    return [mean["before"]["auc"], mean["after"]["auc"], mean["rho"]]
 
 
 # ------------------------------------------------------------------ predictions
@@ -382,7 +308,7 @@ def _times100(value: float | None) -> float | None:
 
 WAYS = {
     "predict": "as the method predicts",
-    "single": "a single sample",
+    "single": "one pass at the mean",
     "probability_average": "mean of probabilities",
     "logit_average": "mean of logits",
     "tempered": "after temperature scaling",
@@ -404,7 +330,10 @@ def _calibration(name: str, lines: list[Record], drawings: Drawings) -> Html:
         }
         for line in now
     ]
-    measures = ("ece", "noise", "mce", "gap", "accuracy", "nll", "brier", "n")
+    measures = (
+        *("ece", "noise", "mean_client_ece", "mean_client_noise"),
+        *("mce", "gap", "accuracy", "nll", "brier", "n"),
+    )
     rows = [
         [WAYS.get(way, way), line["snapshot"], *(found[k] for k in measures)]
         for line in now
@@ -415,6 +344,8 @@ def _calibration(name: str, lines: list[Record], drawings: Drawings) -> Html:
         "model",
         "ECE",
         "ECE if calibrated",
+        "mean client's ECE",
+        "if calibrated",
         "MCE",
         "confidence less accuracy",
         "accuracy",
@@ -457,18 +388,30 @@ def _diagram(table: Record) -> dict[str, Any]:
 
 
 def _tsne(name: str, lines: list[Record], drawings: Drawings) -> Html:
-    return tsne_figure(name, newest(lines)[-1], drawings)
+    return _each_layer(tsne_figure, name, lines, drawings)
 
 
 def _ellipses(name: str, lines: list[Record], drawings: Drawings) -> Html:
-    return ellipses_figure(name, newest(lines)[-1], drawings)
+    return _each_layer(ellipses_figure, name, lines, drawings)
+
+
+def _each_layer(
+    draw: Callable[[str, Record, Drawings], Html],
+    name: str,
+    lines: list[Record],
+    drawings: Drawings,
+) -> Html:
+    """A picture of every layer that was recorded last."""
+    found = {line["layer"]: line for line in newest(lines)}.values()
+    figures = [draw(f"{name}-{i}", line, drawings) for i, line in enumerate(found)]
+    return tag("div", figures, class_="flat")
 
 
 MAKERS: dict[tuple[str, ...], Callable[[str, list[Record], Drawings], Html | None]] = {
-    ("mdl",): _mdl,
+    ("mdl",): description_length,
     ("cka",): _cka,
     ("separation",): _separation,
-    ("fisher", "drift", "overlap"): _shift,
+    ("fisher", "drift", "overlap"): representation_bias,
     ("classifier_bias",): _classifier_bias,
     ("global_accuracy",): _global_accuracy,
     ("calibration",): _calibration,

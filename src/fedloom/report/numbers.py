@@ -61,7 +61,8 @@ class AccuracyLine:
     """The worst client at the result."""
     worst_decile: Spread | None
     best_five: Spread | None
-    """Mean of the five best rounds, whichever they are."""
+    """Mean of the five best rounds, whichever they are; None if the curve is of another model than
+    the result, as are the next two."""
     worst_best_five: Spread | None
     """The same of the worst client."""
     last_ten: Spread | None
@@ -79,9 +80,10 @@ class AccuracyLine:
 def accuracy_line(row: Row) -> AccuracyLine:
     """Of one method."""
     runs = row.shown
-    curves = [curve.accuracy for run in runs if (curve := run.curve()).rounds]
+    led = [run for run in runs if run.curve_leads_to_result]
+    curves = [curve.accuracy for run in led if (curve := run.curve()).rounds]
     best = [best_rounds(values) for values in curves]
-    worst = [best_rounds(values).mean for run in runs if len(values := worst_curve(run))]
+    worst = [best_rounds(values).mean for run in led if len(values := worst_curve(run))]
     even = [found for run in runs if (found := evenness(run)) is not None]
     tenths = [(run.summary or {}).get("worst_decile") for run in runs]
     return AccuracyLine(
@@ -194,7 +196,8 @@ class CostLine:
 
 @dataclass(frozen=True)
 class TargetLine:
-    """The way to one accuracy: medians over seeds, None if not half of them got there."""
+    """The way to one accuracy: medians over seeds, None if not half of them got there, or if the
+    curve is of another model than the result."""
 
     target: float
     rounds: float | None
@@ -207,7 +210,8 @@ def default_targets(group: Group) -> list[float]:
     """What FedAvg, or without it every method, reached by its last round in every seed."""
     fedavg = group.named("fedavg")
     rows = group.rows if fedavg is None else [fedavg]
-    ends = [run.curve().accuracy[-1:] for row in rows for run in row.shown]
+    runs = [run for row in rows for run in row.shown if run.curve_leads_to_result]
+    ends = [run.curve().accuracy[-1:] for run in runs]
     return [min(lowest)] if (lowest := [a for end in ends for a in end]) else []
 
 
@@ -244,7 +248,7 @@ def target_line(row: Row, target: float, fedavg: Row | None) -> TargetLine:
 
 def _reached(run: StoredRun, target: float) -> int | None:
     curve = run.curve()
-    if not curve.rounds:
+    if not curve.rounds or not run.curve_leads_to_result:
         return None
     return rounds_to_target(curve.accuracy, target, rounds=curve.rounds)
 
@@ -306,15 +310,18 @@ def client_means(row: Row) -> dict[ClientKey, tuple[float, int]]:
     return {key: (fmean(found), rows[key]) for key, found in values.items()}
 
 
+def on_common_seeds(row: Row, reference: Row) -> tuple[Row, Row]:
+    """Both with no other runs than those of seeds (with their partitions) that both ended."""
+    common = sorted(row.units.keys() & reference.units.keys())
+    ours, theirs = (Row(r.label, [r.units[u] for u in common]) for r in (row, reference))
+    return ours, theirs
+
+
 def gains(row: Row, reference: Row | None) -> GainLine | None:
     """Gain of every client over a reference, on the seeds both have; None without any."""
     if reference is None:
         return None
-    common = row.units.keys() & reference.units.keys()
-    ours, theirs = (
-        client_means(Row(r.label, [r.units[u] for u in sorted(common)])) if common else {}
-        for r in (row, reference)
-    )
+    ours, theirs = (client_means(r) for r in on_common_seeds(row, reference))
     keys = [key for key in ours if key in theirs]
     if not keys:
         return None

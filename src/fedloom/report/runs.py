@@ -133,6 +133,11 @@ class StoredRun:
         wanted = chosen.moment == "final" and any(adapted in r["scores"] for r in self.records)
         return adapted if wanted else self.curve_at
 
+    @property
+    def curve_leads_to_result(self) -> bool:
+        """Are curve and result of one model? An adapted one is scored at the end only."""
+        return self.result_at == self.curve_at
+
     def curve(self, at: str | None = None) -> Curve:
         """Accuracy after every scored round, with the time and traffic until then."""
         found: dict[int, tuple[float, float, float]] = {}

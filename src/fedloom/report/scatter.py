@@ -11,6 +11,8 @@ from fedloom.runs.scores import Record
 MOST_POINTS = 3000
 """Of one embedding, in a file that must stay small."""
 MOST_PANELS = 12
+SHAPES = 8
+"""That the page's script can draw."""
 
 
 def tsne_figure(name: str, line: Record, drawings: Drawings) -> Html:
@@ -35,16 +37,20 @@ def tsne_figure(name: str, line: Record, drawings: Drawings) -> Html:
         for what, values in purity.items()
     ]
     head = ["share of neighbours alike in", "before", "after", "by chance"]
+    shapes = sorted(set(found["clients"]))
+    repeat = (
+        " There are more clients than shapes, so shapes repeat." if len(shapes) > SHAPES else ""
+    )
     return drawings.figure(
         name,
         f"t-SNE of {line['layer']}, round {line['round']}",
         {
             "kind": "scatter",
-            "shapes": sorted(set(found["clients"])),
+            "shapes": shapes,
             "views": [{"name": "", "panels": panels}],
         },
         plain_table(f"{name}-table", "Purity of neighbourhoods in the original space", head, rows),
-        "Colour is the label, shape the client; distances between clusters mean little.",
+        "Colour is the label, shape the client; distances between clusters mean little." + repeat,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from fedloom.errors import FedloomError
+from fedloom.methods import parse_method
 from fedloom.report.figures import plain_table
 from fedloom.report.groups import Group
 from fedloom.report.html import Html, tag
@@ -44,6 +46,10 @@ def command(run: StoredRun) -> str:
     for key in ("data", "model"):
         if given[key] == OBJECT:
             return f"# {run.paths.path}: its {key} was a Python object; repeat it from Python"
+    try:
+        parse_method(run.config.method)
+    except FedloomError:
+        return f"# {run.paths.path}: its method has no name here; repeat it from Python"
     words = ["fedloom", "run"]
     for key, field in RunConfig.model_fields.items():
         value = run.method if key == "method" else given[key]

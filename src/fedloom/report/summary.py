@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
+from fedloom.report.curves import moment_name
 from fedloom.report.groups import Group, Row
 from fedloom.report.html import Html, join, tag
 from fedloom.report.numbers import (
@@ -34,15 +36,17 @@ def summary_section(group: Group, name: str, targets: Sequence[float] = ()) -> H
     references = [r for r in (best, fedavg) if r is not None]
     references = list({r.label: r for r in references}.values())
     found = comparisons(group, references)
+    weighted = group.first.value == "weighted"
     lines = {row.label: accuracy_line(row) for row in group.rows}
     return tag(
         "section",
         tag("h3", "Summary"),
         _in_short(group, best, lines, found),
         _accuracy_table(group, name, lines, references, found),
-        _tests(found),
+        _tests(found, weighted),
         _fairness_table(group, name, lines),
         _cost_tables(group, name, list(targets) or default_targets(group), fedavg),
+        _other_models(group),
         id=f"{name}-summary",
     )
 
@@ -100,21 +104,18 @@ def _accuracy_table(
     references: list[Row],
     found: dict[tuple[str, str], Versus],
 ) -> Html:
+    weighted = group.first.value == "weighted"
+    result = f"{_model_of(group, 'result_at')}; protocol {group.first.config.protocol}"
+    over = "weighted by test rows" if weighted else "clients count alike"
+    against = "difference in points, 95 % interval, p after Holm"
+    against += ", unweighted over clients" if weighted else ""
     columns = [
         Column("Method", numeric=False),
         Column("Seeds", "runs that ended"),
-        Column(
-            "Accuracy %",
-            f"protocol {group.first.config.protocol}; mean ± deviation over seeds",
-            "high",
-        ),
-        *(
-            Column(f"Against {r.label}", "difference in points, 95 % interval, p after Holm")
-            for r in references
-            if len(group.rows) > 1
-        ),
-        Column("Worst client %", "the lowest accuracy of any client", "high"),
-        Column("Worst tenth %", "mean of the worst tenth of clients", "high"),
+        Column("Accuracy %", f"{result}; {over}; mean ± deviation over seeds", "high"),
+        *(Column(f"Against {r.label}", against) for r in references if len(group.rows) > 1),
+        Column("Worst client %", f"the lowest accuracy of any client; {result}", "high"),
+        Column("Worst tenth %", f"mean of the worst tenth of clients; {result}", "high"),
     ]
     rows = [
         [
@@ -151,7 +152,7 @@ def _against(row: Row, reference: Row, found: dict[tuple[str, str], Versus]) -> 
     return Cell(join(f"{points(mean)} [{points(low)}, {points(high)}]", tag("br"), sure), mean)
 
 
-def _tests(found: dict[tuple[str, str], Versus]) -> Html | None:
+def _tests(found: dict[tuple[str, str], Versus], weighted: bool) -> Html | None:
     said = list(dict.fromkeys(v.test.test for v in found.values() if v.test is not None))
     if not said:
         return None
@@ -159,9 +160,10 @@ def _tests(found: dict[tuple[str, str], Versus]) -> Html | None:
     holm = (
         f" Holm's correction over all {len(found)} comparisons; * is p below 5 %." if tested else ""
     )
+    unweighted = "; unweighted over clients, unlike the accuracies" if weighted else ""
     return tag(
         "div",
-        tag("p", "Test: ", "; ".join(said), ".", holm),
+        tag("p", "Test: ", "; ".join(said), unweighted, ".", holm),
         tag("p", POOLING),
         class_="quiet",
     )
@@ -170,12 +172,13 @@ def _tests(found: dict[tuple[str, str], Versus]) -> Html | None:
 def _fairness_table(group: Group, name: str, lines: dict[str, AccuracyLine]) -> Html:
     five = "mean of the five highest rounds, chosen on test rows: "
     chance = max((v.by_chance for v in lines.values() if not math.isnan(v.by_chance)), default=0.0)
-    lifted = f"{five}noise alone lifts it by {chance:.1f} deviations"
-    last = "mean of the last ten scored rounds, which nobody chose"
+    model = _model_of(group, "curve_at")
+    lifted = f"{five}noise alone lifts it by {chance:.1f} deviations; {model}"
+    last = f"mean of the last ten scored rounds, which nobody chose; {model}"
     columns = [
         Column("Method", numeric=False),
         Column("Five best rounds %", lifted, "high"),
-        Column("… of worst client %", f"{five}of the lowest client of each", "high"),
+        Column("… of worst client %", f"{five}of the lowest client of each; {model}", "high"),
         Column("Last ten rounds %", last, "high"),
         Column("Deviation over clients", "in points, over K", "low"),
         Column("… without noise", "what finite test sets add is taken off", "low"),
@@ -210,18 +213,22 @@ def _cost_tables(group: Group, name: str, targets: list[float], fedavg: Row | No
         Column("Parameters sent", "numbers that one client sends in one round", "low"),
         Column("MB sent", "by the average client over the run (1 MB = 10⁶ bytes)", "low"),
         Column("MB received", "by the average client over the run", "low"),
-        Column("Seconds per round", "median, the first round left out", "low"),
+        Column("Seconds per round", "median, the first left out, evaluation included", "low"),
         Column("… of local training", "all clients added up, median", "low"),
-        Column("Seconds", "of the whole run by the clock", "low"),
+        Column("Seconds", "of the whole run by the clock, evaluation included", "low"),
     ]
+    model = _model_of(group, "curve_at")
     for target in targets:
         at = f"{100 * target:.1f} %"
+        reached = f"first round that reaches it, median over seeds; {model}"
+        sent = f"sent and received until then by the average client; {model}"
         columns += [
-            Column(f"Rounds to {at}", "first round that reaches it, median over seeds", "low"),
-            Column(f"MB to {at}", "sent and received until then by the average client", "low"),
+            Column(f"Rounds to {at}", reached, "low"),
+            Column(f"MB to {at}", sent, "low"),
         ]
         if fedavg is not None:
-            columns.append(Column(f"Speed-up to {at}", "FedAvg's rounds over these", "high"))
+            faster = f"FedAvg's rounds over these; {model}"
+            columns.append(Column(f"Speed-up to {at}", faster, "high"))
     rows = [
         [method_cell(row), *_cost_cells(line, fedavg is not None)]
         for row, line in zip(group.rows, lines, strict=True)
@@ -233,10 +240,34 @@ def _cost_tables(group: Group, name: str, targets: list[float], fedavg: Row | No
         if fedavg is not None
         else "what every method reached by its last round in every seed"
     )
-    note = f"The target is {told} unless --target gives one. A dash: never reached."
+    note = (
+        f"The target is {told} unless --target gives one. A dash: never reached, or the result is"
+        " of another model than the curve."
+    )
     return tag(
         "div", tag("h4", "Cost, and the way to a target"), table, tag("p", note, class_="quiet")
     )
+
+
+def _model_of(group: Group, which: Literal["curve_at", "result_at"]) -> str:
+    """For hints: the models that a column is of."""
+    runs = [run for row in group.rows for run in row.shown]
+    return f"model {', or '.join(dict.fromkeys(moment_name(getattr(r, which)) for r in runs))}"
+
+
+def _other_models(group: Group) -> Html | None:
+    """Whose curve and result are of two models, which do not belong side by side."""
+    apart = [row for row in group.rows if not row.shown[0].curve_leads_to_result]
+    if not apart:
+        return None
+    run = apart[0].shown[0]
+    note = (
+        f"Of {', '.join(row.label for row in apart)}, accuracy, worst clients and fairness are of"
+        f" the model {moment_name(run.result_at)}, which is not scored along the way; the curve is"
+        f" of the model {moment_name(run.curve_at)}. Best and last rounds and the way to a target"
+        " would be those of the curve's model, so they are left out."
+    )
+    return tag("p", note, class_="quiet")
 
 
 def _cost_cells(line: CostLine, with_speed_up: bool) -> list[Cell]:

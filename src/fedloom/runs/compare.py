@@ -16,7 +16,7 @@ from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunPaths, write_json
-from fedloom.runs.launch import Given, engine_of, go_on, read_config, start
+from fedloom.runs.launch import Given, difference, engine_of, go_on, start
 from fedloom.runs.scores import Record
 from fedloom.runs.watcher import Watcher
 
@@ -118,12 +118,8 @@ def _summary(
     out = experiment.config.out
     if out is None or overwrite or not RunPaths(out).config.exists():
         return start(experiment, engine, watchers, overwrite).summary
-    there, asked = read_config(out).model_dump(), experiment.config.model_dump()
-    if other := [k for k in asked if asked[k] != there[k]]:
-        raise BadInput(
-            f"{out} holds a run with {other[0]} = {there[other[0]]!r}, not {asked[other[0]]!r};"
-            " give --overwrite or another --out"
-        )
+    if other := difference(experiment.config):
+        raise BadInput(f"{out} holds {other}; give --overwrite or another --out")
     if RunPaths(out).summary.exists():
         ended: Record = json.loads(RunPaths(out).summary.read_text(encoding="utf-8"))
         return ended

@@ -70,10 +70,10 @@ class Journal:
         self._file.close()
 
     @staticmethod
-    def read(path: Path) -> list[dict[str, Any]]:
-        """All complete lines of a journal, also of one that is being written."""
+    def read(path: Path, start: int = 0) -> list[dict[str, Any]]:
+        """All complete lines from a `position` on, also of a journal that is being written."""
         try:
-            data = path.read_bytes()
+            data = path.read_bytes()[start:]
         except OSError as error:
             raise BadInput(f"cannot read the journal {path}: {error}") from error
         return [_record(path, i, line) for i, line in enumerate(data.split(b"\n")[:-1], start=1)]

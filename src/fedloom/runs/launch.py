@@ -199,6 +199,13 @@ def read_config(path: str | Path) -> RunConfig:
         raise RunFolderError(f"{file} is not valid JSON ({e}); restore it") from None
 
 
+def difference(config: RunConfig) -> str:
+    """How the run that is in a configuration's folder differs from it; empty: not at all."""
+    there, asked = read_config(str(config.out)).model_dump(), config.model_dump()
+    other = [key for key in asked if asked[key] != there[key]]
+    return f"a run with {other[0]} = {there[other[0]]!r}, not {asked[other[0]]!r}" if other else ""
+
+
 def _check_diagnosable(experiment: Experiment, engine: Engine) -> None:
     if experiment.config.diagnose is not None and engine.keeps_states:
         raise BadInput(

@@ -1,8 +1,9 @@
 """The ledger: what left which client in which round, by name, shape and bytes.
 
 `ledger.jsonl` has a line for every set of things that is shared for the first time, with a number,
-and a line for every step that says which clients shared which set, each as often as it did. An
-answer that was refused or came too late is not in it: the journal names its client as absent.
+and a line for every step that says which clients shared which set; steps that were given up,
+because too few answered, are marked. An answer that was refused or came too late is not in it: the
+journal names its client as absent. Nor is what was on its way when the server was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from fedloom.core.message import Up
+from fedloom.core.message import Plan, Up
 from fedloom.errors import RunFolderError
 from fedloom.runs.journal import Journal
 
@@ -74,13 +75,20 @@ class Ledger:
     @classmethod
     @contextmanager
     def open(cls, path: Path, goes_on_at: int = 0) -> Iterator[Self]:
-        """Open for appending, cut back to where a run goes on."""
+        """Open for appending, cut back to where a run goes on; but what was sent in rounds that
+        were given up left the clients all the same, and stays."""
         with Journal.open(path) as journal:
+            later = Journal.read(path, goes_on_at) if journal.position() > goes_on_at else []
+            given_up = [line for line in later if line.get("counted") is False]
+            sets = {group["set"] for line in given_up for group in line["shared"]}
             journal.truncate(goes_on_at)
+            for line in later:
+                if line in given_up or line.get("set") in sets:
+                    journal.append(line)
             yield cls(journal)
 
     def enter(self, cid: int, up: Up) -> None:
-        """One client's upload in the step under way; where it is asked again, one more."""
+        """One client's upload in the step under way."""
         shared = Shared.of(up)
         if shared not in self._known:
             self._known[shared] = len(self._known)
@@ -90,10 +98,18 @@ class Ledger:
     def end_step(self, record: Mapping[str, Any]) -> None:
         """Close the step whose record in the journal this is."""
         step = {key: record[key] for key in ("step", "round", "kind", "owner")}
-        shared = [{"set": n, "clients": sorted(ids)} for n, ids in sorted(self._groups.items())]
         scored = {at: list(map(int, found["clients"])) for at, found in record["scores"].items()}
-        self._journal.append({**step, "shared": shared, "scored": scored})
-        self._groups = {}
+        self._journal.append({**step, "shared": self._drain(), "scored": scored})
+
+    def give_up(self, step: int, plan: Plan) -> None:
+        """Close a step that too few answered: it does not count, but what came has left."""
+        told = {"step": step, "round": plan.t, "kind": plan.kind, "owner": plan.owner}
+        shared = self._drain()
+        self._journal.append({**told, "counted": False, "shared": shared, "scored": {}})
+
+    def _drain(self) -> list[dict[str, Any]]:
+        groups, self._groups = self._groups, {}
+        return [{"set": n, "clients": sorted(ids)} for n, ids in sorted(groups.items())]
 
     def sync(self) -> int:
         """Make it survive a power cut; returns where it goes on."""

@@ -16,7 +16,7 @@ from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.stopwatch import Seconds, timed
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import TooFewClients
+from fedloom.errors import TooFewAnswers
 from fedloom.methods import describe
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.evaluation import Evaluator, Scores
@@ -132,7 +132,7 @@ class Runner:
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
         for _ in range(TRIES - 1):
-            with suppress(TooFewClients):
+            with suppress(TooFewAnswers):
                 self._try(plan)
                 return
         self._try(plan)
@@ -187,8 +187,10 @@ class Runner:
     def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
         least = self.experiment.config.min_clients
         if len(r.ups) < least:
+            if self._ledger is not None:
+                self._ledger.give_up(self.done, r.plan)
             reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(absent.items()))
-            raise TooFewClients(
+            raise TooFewAnswers(
                 f"{r.plan}: {len(r.ups)} of {len(r.cohort)} clients answered, fewer than"
                 f" min_clients = {least} ({reasons}); nothing of this round counts, see to them"
             )

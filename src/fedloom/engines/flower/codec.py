@@ -5,12 +5,17 @@ A state is one ArrayRecord per slice, in numpy's format, so that Flower's own to
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from io import BytesIO
+from math import prod
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from torch import Tensor
 
 from fedloom.core.evaluate import Ask, Score
@@ -21,6 +26,7 @@ from fedloom.errors import BadInput
 STATE = "state/"
 """Prefix of the records that hold a slice."""
 Task = Literal["client", "evaluate", "save"]
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,10 @@ def read_reply(records: RecordDict) -> Reply:
     """The answer that was written."""
     head, numbers = _values(records, "head"), _numbers(records)
     up = Up(_read_state(records), int(head["rows"]), numbers)
-    return Reply(int(head["client"]), up, str(head["own"]))
+    own = str(head["own"])
+    if own and not _DIGEST.fullmatch(own):
+        raise BadInput(f"{own[:80]!r} is no digest of a state")
+    return Reply(int(head["client"]), up, own)
 
 
 def write_scores(cid: int, scores: Mapping[str, Score]) -> RecordDict:
@@ -100,8 +109,17 @@ def write_scores(cid: int, scores: Mapping[str, Score]) -> RecordDict:
 
 def read_scores(records: RecordDict) -> dict[str, Score]:
     """The scores that were written."""
+    return by_moment(_numbers(records))
+
+
+def by_moment(flat: Mapping[str, float]) -> dict[str, Score]:
+    """Numbers under "moment/split/name" as scores by "moment/split".
+
+    >>> by_moment({"trained/test/accuracy": 0.5, "trained/test/n": 4.0})
+    {'trained/test': {'accuracy': 0.5, 'n': 4.0}}
+    """
     scores: dict[str, Score] = {}
-    for key, value in _numbers(records).items():
+    for key, value in flat.items():
         at, _, name = key.rpartition("/")
         scores.setdefault(at, {})[name] = value
     return scores
@@ -154,9 +172,18 @@ def _array(name: str, value: Tensor, arrays: dict[int, Array]) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    # Cloned: memory cut from a buffer is not aligned as torch aligns its own, and kernels may
+    """A tensor from numpy's format. Read here and not by numpy, which believes a header that asks
+    for any amount of memory, or for another format."""
+    stream = BytesIO(array.data)
+    header = read_array_header_1_0 if read_magic(stream) == (1, 0) else read_array_header_2_0
+    shape, by_columns, kind = header(stream)
+    data = array.data[stream.tell() :]
+    if kind.hasobject or len(data) != prod(shape) * kind.itemsize:
+        raise BadInput(f"{len(data)} bytes are not {list(shape)} of {kind}")
+    read = np.frombuffer(data, kind).reshape(shape, order="F" if by_columns else "C")
+    # Copied: memory cut from a buffer is not aligned as torch aligns its own, and kernels may
     # round differently on unaligned memory.
-    return torch.from_numpy(array.numpy()).clone()
+    return torch.tensor(np.ascontiguousarray(read).reshape(shape))
 
 
 def _plain(value: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -32,6 +34,8 @@ Admit = Callable[[dict[str, Any]], int]
 
 LEEWAY = 10.0
 """Seconds by which a message outlives the wait for its answer: that it is late is ours to say."""
+HELLO = 120.0
+"""Seconds a node has to say who it is: the others wait meanwhile."""
 LOOK = 5.0
 """Seconds between looks for nodes that were started anew."""
 
@@ -43,16 +47,17 @@ class Line:
         self.grid, self.deadline, self.poll = grid, deadline, poll
 
     def exchange(
-        self, kind: str, contents: dict[int, RecordDict]
+        self, kind: str, contents: dict[int, RecordDict], most: float = math.inf
     ) -> Iterator[tuple[int, RecordDict | Absent]]:
-        """Every node's reply to its own message, as they arrive."""
-        nodes, ttl = list(contents), self.deadline + LEEWAY
-        end = time.monotonic() + self.deadline
+        """Every node's reply to its own message, as they arrive, within `most` seconds."""
+        seconds = min(self.deadline, most)
+        nodes, ttl = list(contents), seconds + LEEWAY
+        end = time.monotonic() + seconds
         messages = [Message(contents[n], dst_node_id=n, message_type=kind, ttl=ttl) for n in nodes]
         ids = list(self.grid.push_messages(messages))
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
         yield from ((n, Absent("the node is gone")) for n in set(nodes) - set(waiting.values()))
-        starts, look = self._starts(), time.monotonic() + LOOK
+        starts, look = self.starts(), time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
             for reply in replies:
@@ -68,9 +73,9 @@ class Line:
                 for name in self._lost(waiting, starts):
                     yield waiting.pop(name), Absent("its node was started anew in the meantime")
         for node in waiting.values():
-            yield node, Absent(f"no answer within {self.deadline:g} s")
+            yield node, Absent(f"no answer within {seconds:g} s")
 
-    def _starts(self) -> dict[int, str]:
+    def starts(self) -> dict[int, str]:
         """When every node was last started, where the grid knows."""
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
@@ -79,7 +84,7 @@ class Line:
 
         Flower itself tells only of nodes that it finds gone when asked. One may be back by then.
         """
-        now = {**starts, **self._starts()}
+        now = {**starts, **self.starts()}
         return [name for name, n in waiting.items() if n in starts and now[n] != starts[n]]
 
 
@@ -88,29 +93,36 @@ class Roster:
 
     def __init__(self, line: Line, admit: Admit) -> None:
         self.line, self.admit = line, admit
-        self._clients: dict[int, int | None] = {}
-        """Node -> its client; None: refused."""
+        self._clients: dict[int, int] = {}
+        """Node -> its client, in the order in which they introduced themselves."""
+        self._refused: dict[int, str] = {}
+        """Node -> when it was started; it is asked again when it was started anew."""
 
     def nodes(self) -> dict[int, int]:
         """Client -> node, of those that are there; a node that is new is asked who it is."""
-        there = list(self.line.grid.get_node_ids())
-        unknown = {n: RecordDict() for n in there if n not in self._clients}
-        for node, said in self.line.exchange(MessageType.QUERY, unknown) if unknown else ():
-            self._introduce(node, said)
+        there, starts = list(self.line.grid.get_node_ids()), self.line.starts()
+        unknown = {
+            n: RecordDict()
+            for n in there
+            if n not in self._clients and not (n in self._refused and self._refused[n] == starts[n])
+        }
+        for node, said in self.line.exchange(MessageType.QUERY, unknown, HELLO) if unknown else ():
+            self._introduce(node, said, starts[node])
         # A restarted node without a key has a new id while its old one lingers: the newest counts.
-        seen = {n: c for n, c in self._clients.items() if n in there}
-        return dict(sorted((c, n) for n, c in seen.items() if c is not None))
+        newest = {c: n for n, c in self._clients.items() if n in there}
+        return dict(sorted(newest.items()))
 
-    def _introduce(self, node: int, said: RecordDict | Absent) -> None:
-        if isinstance(said, Absent):
-            log.warning("a node did not say who it is (%s)", said.why)
+    def _introduce(self, node: int, said: RecordDict | Absent, started: str) -> None:
+        hello = _understood(said, lambda records: dict(records.config_records["hello"]))
+        if isinstance(hello, Absent) and said is hello:
+            log.warning("a node did not say who it is (%s)", hello.why)
             return  # it is asked again
         try:
-            if why := codec.read_error(said):
-                raise BadInput(why)
-            self._clients[node] = self.admit(dict(said.config_records["hello"]))
-        except (FedloomError, KeyError, ValueError, TypeError) as e:
-            self._clients[node] = None
+            if isinstance(hello, Absent):
+                raise BadInput(hello.why)
+            self._clients[node] = self.admit(hello)
+        except FedloomError as e:
+            self._refused[node] = started
             log.warning("a node is refused: %s", e)
 
 
@@ -148,7 +160,7 @@ class Flower(Engine):
     ) -> Iterator[tuple[int, Up | Absent, State]]:
         self._phantom.begin()
         for made, said in self._ask("client", ids, job, ask):
-            answer = said if isinstance(said, Absent) else self._accepted(made, said)
+            answer = _understood(said, partial(self._read, made, ask))
             if isinstance(answer, Absent):
                 log.warning("client %d is absent: %s", made.cid, answer.why)
                 yield made.cid, answer, {}
@@ -164,17 +176,19 @@ class Flower(Engine):
             yield cid, evaluate(visit, ask)
         asked = [i for i in ids if i >= 0]
         for made, said in self._ask("evaluate", asked, job, ask):
-            if isinstance(said, Absent) or codec.read_error(said):
+            scores = _understood(said, lambda records: _checked(codec.read_scores(records), ask))
+            if isinstance(scores, Absent):
+                log.warning("client %d has no scores: %s", made.cid, scores.why)
                 continue
-            yield made.cid, codec.read_scores(said)
+            yield made.cid, scores
 
     def save(self, ids: Sequence[int], job: JobOf) -> dict[int, str]:
         """Have every client keep its personal model for use; returns who did not, and why."""
         failed = {}
         for made, said in self._ask("save", ids, job, None):
-            why = said.why if isinstance(said, Absent) else codec.read_error(said)
-            if why:
-                failed[made.cid] = why
+            done = _understood(said, codec.read_scores)
+            if isinstance(done, Absent):
+                failed[made.cid] = done.why
         return failed
 
     def close(self) -> None:
@@ -194,25 +208,46 @@ class Flower(Engine):
         for node, said in self.roster.line.exchange(MessageType.TRAIN, contents):
             yield jobs[node], said
 
-    def _accepted(self, job: Job, said: RecordDict) -> tuple[Up, State] | Absent:
+    def _read(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
-        try:
-            if why := codec.read_error(said):
-                return Absent(why)
-            reply = codec.read_reply(said)
-            kept = receipt(reply.own) if reply.own else {}
-        except (FedloomError, KeyError, ValueError, TypeError, EOFError) as e:
-            return Absent(f"its reply was refused: {type(e).__name__}: {e}")
+        reply = codec.read_reply(records)
         if reply.cid != job.cid:
-            return Absent(f"its reply was refused: it speaks for client {reply.cid}")
-        if why := self._refusal(job, reply.up):
-            return Absent(f"its reply was refused: {why}")
-        return reply.up, kept
+            raise BadInput(f"it speaks for client {reply.cid}")
+        if why := self._phantom.refusal(job, reply.up):
+            raise BadInput(why)
+        measured = {k: v for k, v in reply.up.metrics.items() if k != "loss"}
+        _checked(codec.by_moment(measured), ask)
+        if not math.isfinite(reply.up.metrics.get("loss", 0.0)):
+            raise BadInput("its loss is not finite")
+        return reply.up, receipt(reply.own) if reply.own else {}
 
-    def _refusal(self, job: Job, up: Up) -> str:
-        if job.down.plan.kind == "adapt":
-            return ""  # nothing goes up
-        return self._phantom.refusal(job, up)
+
+Read = TypeVar("Read")
+
+
+def _understood(said: RecordDict | Absent, read: Callable[[RecordDict], Read]) -> Read | Absent:
+    """What a node says. Whatever is wrong with a reply costs its sender the round, not the run."""
+    if isinstance(said, Absent):
+        return said
+    try:
+        if why := codec.read_error(said):
+            return Absent(why)
+        return read(said)
+    except FedloomError as e:
+        return Absent(f"its reply was refused: {e}")
+    except Exception as e:
+        return Absent(f"its reply was refused: {type(e).__name__}: {e}")
+
+
+def _checked(scores: dict[str, Score], ask: Ask | None) -> dict[str, Score]:
+    """Scores of what was asked for, that can be averaged."""
+    asked = [] if ask is None else [f"{m}/{s}" for m in ask.moments for s in ask.splits]
+    for at, score in scores.items():
+        if at not in asked:
+            raise BadInput(f"nobody asked for {at!r}")
+        if not (0 <= score["accuracy"] <= 1 and 1 <= score["n"] < math.inf):
+            raise BadInput(f"the score {at!r} cannot be: {score}")
+    return scores
 
 
 def _content(reply: Message) -> RecordDict | Absent:

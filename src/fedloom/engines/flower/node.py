@@ -20,7 +20,10 @@ from fedloom.core.tree import State
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.vault import LostState, Vault
-from fedloom.errors import FedloomError
+from fedloom.errors import LeakError, TrainingError
+
+TELLABLE = (TrainingError, LeakError, LostState)
+"""Errors whose text names clients, rounds and tensors only."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,9 @@ def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
     """An answer, or in its place why there is none: Flower itself would not tell the server."""
     try:
         records = content()
-    except FedloomError as e:
-        records = codec.write_error(type(e).__name__, str(e))
     except Exception as e:
         traceback.print_exc()  # the site's own log has the whole story
-        records = codec.write_error(type(e).__name__, str(e))
+        # Other errors may quote rows, labels and paths, which are nobody's business.
+        said = str(e) if isinstance(e, TELLABLE) else "see the site's log"
+        records = codec.write_error(type(e).__name__, said)
     return Message(records, reply_to=message)

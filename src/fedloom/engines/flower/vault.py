@@ -2,12 +2,15 @@
 
 A site may finish a round that the server never counts: its answer is lost or late, or the server
 goes back to a checkpoint. So a new state never replaces the one it came from. Files are named after
-their digest, and the server's message names the one to go on from.
+a number and their digest, and the server's message names the one to go on from by its digest.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from fedloom.core.digest import digest
@@ -16,7 +19,8 @@ from fedloom.core.wire import pack, unpack
 from fedloom.errors import FedloomError
 from fedloom.runs.folder import sync_folder
 
-_SUFFIX = ".state"
+_STATE = re.compile(r"(\d+)-([0-9a-f]{64})\.state")
+_DAY = 86400.0
 
 
 class LostState(FedloomError):
@@ -24,7 +28,7 @@ class LostState(FedloomError):
 
 
 class Vault:
-    """The states of one client in one run.
+    """The states of one client in one run, numbered as they are made.
 
     >>> import torch
     >>> from tempfile import TemporaryDirectory
@@ -32,54 +36,67 @@ class Vault:
     ...     vault = Vault(Path(scratch))
     ...     first = vault.put({"model": {"w": torch.ones(1)}}, None)
     ...     second = vault.put({"model": {"w": torch.zeros(1)}}, first)
-    ...     third = vault.put({}, second)
-    ...     sorted(vault.names()) == sorted([second]), vault.get(second)
+    ...     third = vault.put({"model": {"w": torch.ones(2)}}, second)
+    ...     vault.names() == {second, third}, vault.get(second)
     (True, {'model': {'w': tensor([0.])}})
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._found = self.names()
 
     def names(self) -> set[str]:
         """Digests of the states that are here."""
-        return {file.stem for file in self.folder.glob(f"*{_SUFFIX}")}
+        return set(self._numbers())
 
     def get(self, name: str | None) -> State | None:
         """A state by its digest; None is a new client's, the empty name that of nothing kept."""
         if not name:
             return None if name is None else {}
-        try:
-            state = unpack(self._file(name).read_bytes())
-        except FileNotFoundError:
+        number = self._numbers().get(name)
+        if number is None:
             raise LostState(
-                f"the state {name[:12]} that the server counts on is not in {self.folder}; restore"
-                " it, or let the site start afresh (lost-state = 'restart')"
-            ) from None
+                f"the state {name[:12]} that the server counts on is not at the site; restore it,"
+                " or let the site start afresh (lost-state = 'restart')"
+            )
+        state = unpack(self._file(number, name).read_bytes())
         if digest(state) != name:
-            raise LostState(f"{self._file(name)} was altered: its content is not what it is named")
+            raise LostState(f"the state {name[:12]} was altered at the site; restore it")
         return state
 
     def put(self, state: State, came_from: str | None) -> str:
         """Keep a state and the one it came from; returns its digest.
 
-        Of the others only those are removed that were here before: a process that outlived its
-        node must not remove what was made since.
+        Of the others only those go that are older than the one it came from: a process that
+        outlived its node must not remove what was made, and counted, since.
         """
-        name = digest(state) if any(state.values()) else ""
-        if name:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            writing = self._file(name).with_suffix(f".writing-{os.getpid()}")
-            with open(writing, "wb") as file:
-                file.write(pack(state))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(writing, self._file(name))
-            sync_folder(self.folder)
-        for old in self._found - {name, came_from}:
-            self._file(old).unlink(missing_ok=True)
-        self._found = self.names()
+        name, there = digest(state) if any(state.values()) else "", self._numbers()
+        if name and name not in there:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._write(self._file(max(there.values(), default=0) + 1, name), pack(state))
+        for old, number in there.items():
+            if old != name and came_from in there and number < there[came_from]:
+                self._file(number, old).unlink(missing_ok=True)
         return name
 
-    def _file(self, name: str) -> Path:
-        return self.folder / f"{name}{_SUFFIX}"
+    def _numbers(self) -> dict[str, int]:
+        """Digest -> number of every state here."""
+        files = self.folder.iterdir() if self.folder.is_dir() else ()
+        found = (_STATE.fullmatch(file.name) for file in files)
+        return {m[2]: int(m[1]) for m in found if m}
+
+    def _file(self, number: int, name: str) -> Path:
+        return self.folder / f"{number:08d}-{name}.state"
+
+    def _write(self, file: Path, data: bytes) -> None:
+        # Not under one fixed name: a process that outlived its node may write at the same time.
+        writing = file.with_suffix(f".writing-{os.getpid()}")
+        with open(writing, "wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(writing, file)
+        sync_folder(self.folder)
+        for left in self.folder.glob("*.writing-*"):  # by processes that were killed
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _DAY:
+                    left.unlink()

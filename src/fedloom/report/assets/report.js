@@ -135,15 +135,19 @@
 
   // ---------------------------------------------------------------- legends and choices
 
-  const swatch = (i, marker) => {
+  // Ten colours have names in the style sheet; where there are more classes, each has a hue.
+  const hue = (i, count) => `hsl(${(360 * i / count).toFixed(1)} 70% ${i % 2 ? 42 : 58}%)`;
+  const inside = (i, count) => (count > 10 ? { stroke: hue(i, count), fill: hue(i, count) } : { class: `s${i % 10} f${i % 10}` });
+  const outline = (i, count) => (count > 10 ? { stroke: hue(i, count), class: "ellipse" } : { class: `ellipse s${i % 10}` });
+  const swatch = (i, marker, count = 0) => {
     const svg = el("svg", { width: 26, height: 12, "aria-hidden": "true" });
     if (marker !== "box") svg.append(el("line", { x1: 0, x2: 26, y1: 6, y2: 6, class: `s${i % 10}`, "stroke-width": 2, "stroke-dasharray": DASHES[i % DASHES.length] }));
-    svg.append(shape(marker === "box" ? "square" : SHAPES[i % SHAPES.length], 13, 6, 4, { class: `s${i % 10} f${i % 10}` }));
+    svg.append(shape(marker === "box" ? "square" : SHAPES[i % SHAPES.length], 13, 6, 4, inside(i, count)));
     return svg;
   };
-  const legend = (scope, keys, marker, redraw, colours = keys.map((_, i) => i)) => keys.map((key, i) => {
+  const legend = (scope, keys, marker, redraw, colours = keys.map((_, i) => i), count = 0) => keys.map((key, i) => {
     const hidden = hiddenOf(scope);
-    const button = html("button", { type: "button", class: "key", id: `key-${scope}-${i}`, "aria-pressed": String(!hidden.has(key)) }, swatch(colours[i], marker), key);
+    const button = html("button", { type: "button", class: "key", id: `key-${scope}-${i}`, "aria-pressed": String(!hidden.has(key)) }, swatch(colours[i], marker, count), key);
     button.addEventListener("click", () => {
       hidden.has(key) ? hidden.delete(key) : hidden.add(key);
       button.setAttribute("aria-pressed", String(!hidden.has(key)));
@@ -389,8 +393,9 @@
     if (!view) return;
     if (spec.views.length > 1) box.append(html("div", { class: "controls" }, chooser(`${name}-view`, "Client", spec.views.map((v) => v.name), chosen.view[name] || 0, (i) => { chosen.view[name] = i; draw(name); refocus(); })));
     const labels = [...new Set(view.panels.flatMap((p) => p.points.map((q) => q[2])))].sort((a, b) => a - b);
+    const count = 1 + Math.max(...spec.views.flatMap((v) => v.panels.flatMap((p) => p.points.map((q) => q[2]))));
     const hidden = hiddenOf(name);
-    box.append(html("div", { class: "controls" }, ...legend(name, labels.map((l) => `class ${l}`), "box", () => { draw(name); refocus(); }, labels)));
+    box.append(html("div", { class: "controls" }, ...legend(name, labels.map((l) => `class ${l}`), "box", () => { draw(name); refocus(); }, labels, count)));
     const wide = Math.max(260, Math.round(box.clientWidth)), beside = wide >= 520 ? view.panels.length : 1;
     const side = Math.min(420, wide / Math.max(1, beside) - 8), tall = side + 26;
     const around = view.panels.flatMap((p) => p.ellipses.flatMap(([x, y, a]) => [[x - a, y - a], [x + a, y + a]]));
@@ -405,13 +410,13 @@
       for (const [x, y, label, cid] of panel.points) {
         if (hidden.has(`class ${label}`)) continue;
         const s = SHAPES[Math.max(0, spec.shapes.indexOf(cid)) % SHAPES.length];
-        plot.append(shape(s, sx(x), sy(y), 3, { class: `s${label % 10} f${label % 10}`, "fill-opacity": .55, "stroke-width": .8 }));
+        plot.append(shape(s, sx(x), sy(y), 3, { ...inside(label, count), "fill-opacity": .55, "stroke-width": .8 }));
         places.push({ x: sx(x), y: sy(y), words: `${panel.name}\nclass ${label}, client ${cid}` });
       }
       for (const [x, y, a, b, angle, label] of panel.ellipses) {
         if (hidden.has(`class ${label}`)) continue;
         const zoom = (side - 8) / (reach || x1 - x0);
-        plot.append(el("ellipse", { rx: a * zoom, ry: b * zoom, transform: `translate(${sx(x)} ${sy(y)}) rotate(${-angle * 180 / Math.PI})`, class: `ellipse s${label % 10}` }));
+        plot.append(el("ellipse", { rx: a * zoom, ry: b * zoom, transform: `translate(${sx(x)} ${sy(y)}) rotate(${-angle * 180 / Math.PI})`, ...outline(label, count) }));
       }
     });
     readable(plot, spec.title, {
