@@ -147,9 +147,7 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
     assert again.seats() == books.seats()
     with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
         again.admit(hello("c"))
-    with pytest.raises(
-        BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first
-    ):
+    with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first one"):
         again.admit(hello("a", shape=[3, 8, 8]))
     named = Books(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
     assert named.admit(hello("b")) == 1

@@ -1,4 +1,6 @@
-"""Child processes that end with whoever started them, with all that they started themselves."""
+"""Child processes that are ended with all that they started themselves.
+
+Not if whoever started them is killed with SIGKILL: then nobody is left to end them."""
 
 from __future__ import annotations
 
