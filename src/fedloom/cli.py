@@ -158,7 +158,7 @@ def run_command(
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     with (
-        _stoppable(str(chosen.out)),
+        _stoppable(str(chosen.out), log=log),
         _loggers(log) as loggers,
         _live(str(chosen.out), live, live_port) as pages,
         _bar(quiet) as bar,
@@ -228,7 +228,7 @@ def resume(
     from fedloom.runs.launch import resume as go_on
     from fedloom.runs.progress import summary_table
 
-    with _stoppable(str(run)), _loggers(log) as loggers, _bar(quiet) as bar:
+    with _stoppable(str(run), log=log), _loggers(log) as loggers, _bar(quiet) as bar:
         result = go_on(run, watchers=_watchers(loggers, bar, str(run)))
     for warning in result.warnings:
         _note(warning)
@@ -427,9 +427,10 @@ def _watchers(
 
 
 @contextmanager
-def _stoppable(folder: str, compare: bool = False) -> Iterator[None]:
+def _stoppable(folder: str, compare: bool = False, log: str | None = None) -> Iterator[None]:
     """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on."""
-    again = "the same command" if compare else f"fedloom resume {folder}"
+    logged = f" --log {log}" if log else ""
+    again = "the same command" if compare else f"fedloom resume {folder}{logged}"
     try:
         with stops_as_ctrl_c():
             yield

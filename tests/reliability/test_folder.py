@@ -60,7 +60,7 @@ def test_a_strangers_folder_is_left_alone(tmp_path: Path, overwrite: bool) -> No
     (tmp_path / "config.json").write_text("someone else's")
     with pytest.raises(RunFolderError, match="not empty and not a run folder"):
         RunFolder.create(tmp_path, overwrite=overwrite)
-    with pytest.raises(RunFolderError, match=r"no run to resume in .*: it has no fedloom.pid"):
+    with pytest.raises(RunFolderError, match=r"no run in .*: it has no fedloom.pid"):
         RunFolder.open(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints", "config.json"]
 

@@ -52,8 +52,8 @@ def test_every_diagnostic_has_its_picture(page: Page, recorded: Path) -> None:
     assert kinds["cka"] == kinds["classifier_bias"] == "heat"
     assert kinds["cka-rounds"] == kinds["separation-rounds"] == kinds["calibration"] == "lines"
     assert kinds["tsne-0"] == kinds["ellipses-0"] == "scatter"
-    said = "fisher of round 2, drift of round 2, overlap of round 2"
-    assert f"Representation bias, mean over clients: {said}" in page.texts["span"]
+    for said in ("Fisher ratio", "Drift", "Overlap of seen and unseen"):
+        assert f"{said}, mean over clients, round 2" in page.texts["span"]
     assert "Record the rest" not in page.text
 
 
@@ -144,17 +144,15 @@ def test_each_measure_of_bias_is_of_its_own_newest_round(recorded: Path, tmp_pat
         f["result"] = {**f["result"], "mean": {"before": {}, "after": {}}}  # never read
     path = write_run(tmp_path / "a", findings=[*fisher, *drift])
     made = Page(report([path], tmp_path / "report.html"))
-    assert (
-        "Representation bias, mean over clients: fisher of round 3, drift of round 7"
-        in (made.texts["span"])
-    )
-    shown = made.cells("g0-d0-fisher-table", "Fisher largest before")
+    for said in ("Fisher ratio, mean over clients, round 3", "Drift, mean over clients, round 7"):
+        assert said in made.texts["span"]
+    shown = made.cells("g0-d0-fisher-fisher-table", "largest before")
     kept = [f["result"]["mean"]["before"]["largest"] for f in lines(recorded, "fisher")]
     assert shown == [f"{v:.4g}" for v in kept]
     seen = lines(recorded, "drift")[0]["result"]["seen"]["n"]
     low, high = min(seen), max(seen)
     expected = f"{low} to {high}" if low < high else str(low)
-    assert made.cells("g0-d0-fisher-table", "seen rows")[0] == expected
+    assert made.cells("g0-d0-fisher-drift-table", "seen rows")[0] == expected
 
 
 def test_every_layer_has_its_plane(recorded: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 from folders import write_run
 
 import fedloom as fl
+from fedloom.methods.fedavg import FedAvg
 from fedloom.report.page import report
 from fedloom.report.runs import StoredRun
 from fedloom.report.setup import command
@@ -304,7 +305,11 @@ def test_a_run_of_python_objects_has_no_command(tmp_path: Path) -> None:
 
 
 def test_a_method_without_a_name_has_no_command(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", "my_own_method(mu=2)")
+    class Mine(FedAvg):
+        name = "mine"
+
+    path = tmp_path / "a"
+    fl.run(Mine(), rounds=1, clients=2, model="mlp(hidden=[8])", out=str(path))
     said = command(StoredRun.read(path))
     assert said == f"# {path}: its method has no name here; repeat it from Python"
 

@@ -121,10 +121,15 @@ def run(
     Ctrl-C stops following it; the run itself ends with `fedloom deploy link`.
     """
     from fedloom.deploy.federation import COMPLETED, Run
-    from fedloom.deploy.processes import ChildFailed
+    from fedloom.deploy.processes import ChildFailed, listens
     from fedloom.deploy.project import Project
 
     read = Project.read(project)
+    host, _, port = read.link.address.rpartition(":")
+    if not listens(host, int(port)):
+        raise BadInput(
+            f"no SuperLink listens at {read.link.address}; start `fedloom deploy link {project}`"
+        )
     log = read.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     submitted = Run(read, dict(map(_pair, overrides or ())), log)
     with _ended(submitted.child, "no longer followed; the run goes on"):

@@ -74,4 +74,6 @@ class Settings(BaseModel):
                 f"clients = {run.clients} and {len(settings.sites)} sites; say in clients how many"
                 " places there are, or name the sites"
             )
+        if run.min_clients > places:
+            raise BadInput(f"min_clients = {run.min_clients}, but there are {places} places")
         return settings.model_copy(update={"run": run.changed(clients=places)})

@@ -158,7 +158,7 @@ class RunFolder(RunPaths):
         missing = [p.name for p in (folder.config, folder._pid) if not p.is_file()]
         if missing:
             raise RunFolderError(
-                f"there is no run to resume in {path}: it has no {' and no '.join(missing)};"
+                f"there is no run in {path}: it has no {' and no '.join(missing)};"
                 " check the path, or start a new run"
             )
         folder._acquire()

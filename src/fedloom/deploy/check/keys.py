@@ -101,7 +101,7 @@ def private_key(case: Case) -> str:
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    make = "make one with ssh-keygen -t ecdsa -b 384 -N ''"
+    make = f"make one with ssh-keygen -t ecdsa -b 384 -N '' -f {file}"
     try:
         content = file.read_bytes()
     except OSError as e:

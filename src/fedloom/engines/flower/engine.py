@@ -142,8 +142,11 @@ class Flower(Engine):
         self._phantom = Phantom(program, data.classes, data.kind == "text")
 
     def present(self, clients: int) -> Sequence[int]:
-        end = time.monotonic() + self.patience
+        end, told = time.monotonic() + self.patience, -1
         while len(nodes := self.roster.nodes()) < self.least:
+            if len(nodes) != told:
+                told = len(nodes)
+                log.info("%d sites are connected; waiting for %d", told, self.least)
             if time.monotonic() > end:
                 raise TooFewClients(
                     f"{len(nodes)} sites are connected, fewer than the {self.least} that a round"
