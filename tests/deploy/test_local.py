@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sites import together
 from watching import listening, with_environment
 
 from helpers import finish, start_fedloom, wait_until
@@ -23,8 +24,6 @@ pytest.importorskip("flwr")
 
 import fedloom as fl
 from fedloom.core.wire import unpack
-from fedloom.data import FederatedData, Partition, Source
-from fedloom.data.partition.assignment import ClientRows
 from fedloom.deploy.certificates import write_key_pair
 from fedloom.deploy.federation import Federation, Run, is_connected, supernode
 from fedloom.deploy.personal import Personal
@@ -174,31 +173,19 @@ def runs(federation: Federation) -> dict[str, Run]:
     return submitted
 
 
-def gathered(project: Project) -> FederatedData:
-    """One data set whose client i holds the very rows, in the very splits, of site i."""
-    settings = project.settings()
-    sites = [Site(SiteConfig.read(project.site(name)), settings) for name in settings.sites]
-    starts = np.cumsum([0, *(len(site.source) for site in sites)])
-    held = tuple(
-        ClientRows(*(rows + start for rows in site.divided.partition.clients[0]))
-        for site, start in zip(sites, starts, strict=False)
-    )
-    source = Source.from_arrays(
-        np.concatenate([np.asarray(site.source.x) for site in sites]),
-        np.concatenate([np.asarray(site.source.y) for site in sites]),
-        class_names=sites[0].source.class_names,
-    )
-    return FederatedData(source, Partition(held, source=source.fingerprint))
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_a_deployment_gives_the_bytes_of_one_process(
     name: str, runs: dict[str, Run], federation: Federation
 ) -> None:
     """States of the server and of every site, and all scores, after two rounds."""
     runs[name].wait(PATIENCE)
+    project = federation.project
     inline = fl.run(
-        METHODS[name], gathered(federation.project), rounds=2, protocol="cohort", min_clients=3
+        METHODS[name],
+        together([project.site(n) for n in project.settings().sites], project.settings()),
+        rounds=2,
+        protocol="cohort",
+        min_clients=3,
     )
     folder = RunPaths(runs[name].out / "run")
     assert folder.path == federation.project.root / "server" / "runs" / name / "run"

@@ -54,9 +54,13 @@ class Line:
         nodes, ttl = list(contents), seconds + LEEWAY
         end = time.monotonic() + seconds
         messages = [Message(contents[n], dst_node_id=n, message_type=kind, ttl=ttl) for n in nodes]
-        ids = list(self.grid.push_messages(messages))
+        # Flower gives no ids at all where a message is too large for it.
+        ids = list(self.grid.push_messages(messages)) or [""] * len(nodes)
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
-        yield from ((n, Absent("the node is gone")) for n in set(nodes) - set(waiting.values()))
+        yield from (
+            (n, Absent("Flower did not take the message: the node is gone, or it is too large"))
+            for n in set(nodes) - set(waiting.values())
+        )
         starts, look = self.starts(), time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
