@@ -179,10 +179,11 @@ def test_a_deployment_gives_the_bytes_of_one_process(
 ) -> None:
     """States of the server and of every site, and all scores, after two rounds."""
     runs[name].wait(PATIENCE)
-    project = federation.project
+    project, settings = federation.project, federation.project.settings()
+    data = together([project.site(site) for site in settings.sites], settings)
     inline = fl.run(
         METHODS[name],
-        together([project.site(n) for n in project.settings().sites], project.settings()),
+        data,
         rounds=2,
         protocol="cohort",
         min_clients=3,

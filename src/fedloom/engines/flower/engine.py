@@ -36,6 +36,7 @@ LEEWAY = 10.0
 """Seconds by which a message outlives the wait for its answer: that it is late is ours to say."""
 HELLO = 120.0
 """Seconds a node has to say who it is: the others wait meanwhile."""
+UNTAKEN = Absent("Flower did not take the message: the node is gone, or it is too large")
 LOOK = 5.0
 """Seconds between looks for nodes that were started anew."""
 
@@ -57,10 +58,7 @@ class Line:
         # Flower gives no ids at all where a message is too large for it.
         ids = list(self.grid.push_messages(messages)) or [""] * len(nodes)
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
-        yield from (
-            (n, Absent("Flower did not take the message: the node is gone, or it is too large"))
-            for n in set(nodes) - set(waiting.values())
-        )
+        yield from ((n, UNTAKEN) for n in set(nodes) - set(waiting.values()))
         starts, look = self.starts(), time.monotonic() + LOOK
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
