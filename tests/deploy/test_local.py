@@ -116,7 +116,8 @@ def check_server(project: Project) -> None:
     assert all(any(part in data for data in stored) for part in body)
     for name in project.settings().sites:
         state = SiteConfig.read(project.site(name)).state / "first"
-        personal = unpack((state / "model" / "personal.safetensors").read_bytes())
+        (tensors,) = (state / "model").glob("personal-*.safetensors")
+        personal = unpack(tensors.read_bytes())
         heads = [v for tree in personal.values() for k, v in tree.items() if k.startswith("head.")]
         secrets = [v.numpy().tobytes() for v in heads]
         secrets += [p.read_bytes() for p in (state / "states").iterdir()]
@@ -168,7 +169,7 @@ def runs(federation: Federation) -> dict[str, Run]:
         for name, method in METHODS.items()
     }
     submitted["too many"] = federation.submit(
-        {"experiment": "vain", "min_clients": 4, "patience": 3}
+        {"experiment": "vain", "clients": 4, "min_clients": 4, "patience": 3}
     )
     return submitted
 
