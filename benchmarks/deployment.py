@@ -33,9 +33,8 @@ from fedloom.runs.launch import run
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 MODELS = {"small": "mlp", "11 million numbers": "mlp(hidden=[3290, 3290])"}
 ROLES = {
-    "superlink": "SuperLink",
     "deploy.guard": "SuperLink",
-    "supernode": "SuperNode",
+    "flower-supernode": "SuperNode",
     "superexec": "SuperExec",
     "clientapp": "client app",
     "serverapp": "server app",
