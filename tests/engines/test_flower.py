@@ -350,7 +350,9 @@ def _error() -> RecordDict:
     return codec.write_error("Asleep", "at night")
 
 
-def test_a_state_that_is_gone_is_reported_until_the_site_may_start_afresh(tmp_path: Path) -> None:
+def test_a_state_that_is_gone_is_reported_until_the_site_may_start_afresh(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     made = experiment()
 
     def loses(reply: Message) -> Message:
@@ -363,7 +365,9 @@ def test_a_state_that_is_gone_is_reported_until_the_site_may_start_afresh(tmp_pa
     assert [sorted(r.get("absent", {})) for r in result.records] == [[], [2], [2]]
     assert "LostState: the state" in result.records[1]["absent"][2]
     restarting, _ = engine(made, tmp_path, loses, lost_state="restart")
-    assert not any("absent" in r for r in start(made, restarting).records)
+    with caplog.at_level(logging.WARNING, "fedloom"):
+        assert not any("absent" in r for r in start(made, restarting).records)
+    assert caplog.text.count("client 2 had lost its state and began anew") == 2
 
 
 def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:

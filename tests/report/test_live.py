@@ -103,7 +103,8 @@ def test_a_lost_run_is_told(tmp_path: Path) -> None:
         page.goto(live.address)
         wait_until(lambda: words(page) == "waiting for the run to begin")
         live.close(at_once=True)
-        wait_until(lambda: words(page).startswith("No contact"))
+        wait_until(lambda: words(page) != "waiting for the run to begin")
+        assert words(page).startswith("No contact")
 
 
 def test_an_older_run_in_the_folder_is_not_shown(tmp_path: Path) -> None:

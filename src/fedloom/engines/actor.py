@@ -36,7 +36,7 @@ def import_ray() -> Any:
 
 class Parcel:
     """What `freight` writes to and reads from in place of a pipe: parts of one message, the large
-    ones arrays, which Ray moves without copying them into a pickle."""
+    ones arrays, which Ray moves without copying."""
 
     def __init__(self, parts: Parts | None = None) -> None:
         self.parts: Parts = [] if parts is None else parts

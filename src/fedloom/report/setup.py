@@ -67,13 +67,7 @@ def _shared_table(group: Group, name: str) -> Html:
     values = _by_key(group)
     rows = [[key, _said(found[0])] for key, found in values.items() if len(found) == 1]
     inner = plain_table(f"{name}-shared", "The same in all runs", ["key", "value"], rows)
-    return tag(
-        "details",
-        tag("summary", f"The same in all runs: {len(rows)} keys"),
-        inner,
-        id=f"{name}-shared-data",
-        class_="data",
-    )
+    return _folded(f"The same in all runs: {len(rows)} keys", inner, f"{name}-shared-data")
 
 
 def _own_table(group: Group, name: str) -> Html | None:
@@ -87,13 +81,11 @@ def _own_table(group: Group, name: str) -> Html | None:
         for row in group.rows
     ]
     inner = plain_table(f"{name}-own", "What differs", ["run", *differ], rows)
-    return tag(
-        "details",
-        tag("summary", f"What differs: {', '.join(differ)}"),
-        inner,
-        id=f"{name}-own-data",
-        class_="data",
-    )
+    return _folded(f"What differs: {', '.join(differ)}", inner, f"{name}-own-data")
+
+
+def _folded(title: str, inner: Html, name: str) -> Html:
+    return tag("details", tag("summary", title), inner, id=name, class_="data")
 
 
 def _by_key(group: Group) -> dict[str, list[Any]]:

@@ -49,6 +49,8 @@ class Reply:
     up: Up
     own: str
     """Digest of what it keeps now; empty where that is nothing."""
+    anew: bool = False
+    """It had lost the state the server counted on, and began as a new client."""
 
 
 def write_order(order: Order, arrays: dict[int, Array]) -> RecordDict:
@@ -83,6 +85,7 @@ def read_order(records: RecordDict) -> Order:
 def write_reply(reply: Reply) -> RecordDict:
     """A client's answer."""
     head: dict[str, Any] = {"client": reply.cid, "rows": reply.up.n, "own": reply.own}
+    head["anew"] = reply.anew
     records = RecordDict({"head": ConfigRecord(head)})
     records["metrics"] = MetricRecord({k: float(v) for k, v in reply.up.metrics.items()})
     return _write_state(records, reply.up.state, {})
@@ -95,7 +98,7 @@ def read_reply(records: RecordDict) -> Reply:
     own = str(head["own"])
     if own and not _DIGEST.fullmatch(own):
         raise BadInput(f"{own[:80]!r} is no digest of a state")
-    return Reply(int(head["client"]), up, own)
+    return Reply(int(head["client"]), up, own, bool(head["anew"]))
 
 
 def write_scores(cid: int, scores: Mapping[str, Score]) -> RecordDict:

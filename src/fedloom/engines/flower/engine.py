@@ -224,6 +224,8 @@ class Flower(Engine):
         _checked(codec.by_moment(measured), ask)
         if not math.isfinite(reply.up.metrics.get("loss", 0.0)):
             raise BadInput("its loss is not finite")
+        if reply.anew:
+            log.warning("client %d had lost its state and began anew", job.cid)
         return reply.up, receipt(reply.own) if reply.own else {}
 
 

@@ -49,7 +49,8 @@ class Node:
             assert order.ask is not None
             return codec.write_scores(order.cid, evaluate(visit, order.ask))
         up, kept = client(visit, order.ask)
-        return codec.write_reply(Reply(order.cid, up, self.vault.put(kept, order.own)))
+        anew = visit.own is None and order.own is not None
+        return codec.write_reply(Reply(order.cid, up, self.vault.put(kept, order.own), anew))
 
     def _own(self, order: Order) -> State | None:
         try:

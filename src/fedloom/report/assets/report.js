@@ -97,6 +97,11 @@
 
   // A chart that can be read point by point: `near(x, y)` and `move(at, key)` give a place, `tell`
   // its words, position and mark.
+  const nearest = (places, x, y) => places.reduce((best, p) => {
+    const d = (p.x - x) ** 2 + (p.y - y) ** 2;
+    return best === null || d < best.d ? { d, p } : best;
+  }, null)?.p ?? null;
+
   const readable = (plot, title, { near, move, tell }) => {
     let at = null;
     plot.setAttribute("tabindex", "0");
@@ -207,10 +212,7 @@
     }
     const find = (s, k) => places.find((p) => p.s === s && p.k === k) || null;
     readable(plot, spec.title, {
-      near: (x, y) => places.reduce((best, p) => {
-        const d = (p.x - x) ** 2 + (p.y - y) ** 2;
-        return best === null || d < best.d ? { d, p } : best;
-      }, null)?.p ?? null,
+      near: (x, y) => nearest(places, x, y),
       move: (at, way) => {
         if (!places.length) return null;
         if (!at) return places[0];
@@ -299,10 +301,7 @@
     });
     plot.append(text((left + right) / 2, tall - 8, `gain in ${spec.ylabel}`, { "text-anchor": "middle" }));
     readable(plot, spec.title, {
-      near: (x, y) => places.reduce((best, p) => {
-        const d = (p.x - x) ** 2 + (p.y - y) ** 2;
-        return best === null || d < best.d ? { d, p } : best;
-      }, null)?.p ?? null,
+      near: (x, y) => nearest(places, x, y),
       move: (at, way) => {
         if (!at) return places[0] || null;
         if (way === "Left" || way === "Right") return places[Math.max(0, Math.min(places.length - 1, places.indexOf(at) + (way === "Left" ? -1 : 1)))];
