@@ -20,9 +20,10 @@ from statistics import median
 from typing import Any
 
 import fedloom as fl
+from fedloom.files import write_json
 from fedloom.methods import register
-from fedloom.runs.folder import current_versions, write_json
-from fedloom.traffic import runnable
+from fedloom.observed_traffic import runnable
+from fedloom.runs.folder import current_versions
 
 OUT = Path(__file__).parents[1] / "src/fedloom/methods/costs.json"
 ROUNDS, TURNS = 4, 3

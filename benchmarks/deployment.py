@@ -26,9 +26,9 @@ from typing import Any
 
 from fedloom.deploy.federation import Federation
 from fedloom.deploy.rehearsal import digits_project
+from fedloom.launch.start import run
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
-from fedloom.runs.launch import run
 
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 MODELS = {"small": "mlp", "11 million numbers": "mlp(hidden=[3290, 3290])"}

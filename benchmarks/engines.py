@@ -55,9 +55,9 @@ class Watch(Watcher):
 def measure(case: Case) -> Reading:
     """One reading, in this process."""
     from fedloom.engines import make_engine
+    from fedloom.launch.start import start
     from fedloom.runs.config import RunConfig
     from fedloom.runs.experiment import Experiment
-    from fedloom.runs.launch import start
 
     config = RunConfig.checked(
         {
@@ -216,7 +216,8 @@ def main() -> None:
     if args.case is not None:
         print(json.dumps(measure(args.case)))
         return
-    from fedloom.runs.folder import current_versions, write_json
+    from fedloom.files import write_json
+    from fedloom.runs.folder import current_versions
 
     found = []
     for method in args.method:

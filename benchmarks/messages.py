@@ -22,9 +22,9 @@ from flwr.app import Message
 
 from fedloom.data import FederatedData
 from fedloom.engines.flower import in_process
+from fedloom.launch.start import start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 
 RESULTS = Path(__file__).parent / "results" / "messages.json"
 METHODS = ("fedavg", "fedper", "fedavg + dbe", "fedpac", "scaffold", "fedem", "fedfomo", "apple")

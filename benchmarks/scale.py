@@ -117,8 +117,8 @@ def _spans(marks: Sequence[float]) -> list[float]:
 
 
 def _run(case: Case, out: Path) -> Timer:
+    from fedloom.launch.start import engine_of, start
     from fedloom.runs.experiment import Experiment
-    from fedloom.runs.launch import engine_of, start
 
     data = None if case["group"] == "cifar10" else digits(case["clients"])
     experiment = Experiment.build(_config(case, out), None, data)
@@ -181,7 +181,7 @@ def cifar10(clients: int) -> dict[str, Any]:
 def server_step(case: Case) -> Reading:
     """Send, collect and aggregate for a cohort that trained one step each on CIFAR-10."""
     from fedloom.core.round import merge, send
-    from fedloom.runs.runner import one_thread
+    from fedloom.core.threads import one_thread
 
     with one_thread():
         r, ups = _uploads(case["cohort"])
@@ -297,7 +297,8 @@ def table(readings: Sequence[Reading]) -> str:
 
 def save(group: str, readings: list[Reading], lines: list[dict[str, Any]], path: Path) -> None:
     """Replace one group in the result file; others stay as they were measured."""
-    from fedloom.runs.folder import current_versions, write_json
+    from fedloom.files import write_json
+    from fedloom.runs.folder import current_versions
 
     path.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(path.read_text()) if path.exists() else {}

@@ -26,8 +26,9 @@ import page
 import peers
 from export import export
 
+from fedloom.files import write_json
 from fedloom.runs.config import RunConfig
-from fedloom.runs.folder import current_versions, write_json
+from fedloom.runs.folder import current_versions
 
 HERE = Path(__file__).parent
 CONTESTANTS = HERE / "contestants"

@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from fedloom.data import Source, federate, load
 from fedloom.engines import bundle, make_engine
-from fedloom.engines.freight import receive, send
+from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.pool import Pool
+from fedloom.files import write_json
+from fedloom.launch.start import start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.folder import current_versions, write_json
-from fedloom.runs.launch import start
+from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "tricks.json"
 STEPS, REPEATS = 60, 7

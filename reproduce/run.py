@@ -13,7 +13,8 @@ import tomllib
 from pathlib import Path
 
 import fedloom as fl
-from fedloom.runs.folder import current_versions, write_json
+from fedloom.files import write_json
+from fedloom.runs.folder import current_versions
 
 
 def main(path: Path) -> None:

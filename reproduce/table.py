@@ -24,7 +24,8 @@ from typing import Any
 
 import fedloom as fl
 from fedloom.errors import FedloomError, TrainingError
-from fedloom.runs.folder import current_versions, write_atomic, write_json
+from fedloom.files import write_atomic, write_json
+from fedloom.runs.folder import current_versions
 
 HERE = Path(__file__).parent / "methods"
 PAGE = Path(__file__).parents[1] / "docs/methods-table.md"

@@ -34,7 +34,7 @@ from fedloom.core.site import Visit
 from fedloom.core.tree import State, Tree
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
-from fedloom.runs.launch import Result
+from fedloom.launch.start import Result
 from fedloom.runs.scores import Record
 from fedloom.runs.watcher import Watcher
 

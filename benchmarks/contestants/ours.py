@@ -8,9 +8,9 @@ from itertools import pairwise
 
 from work import arguments, report
 
+from fedloom.launch.start import engine_of, start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import engine_of, start
 from fedloom.runs.watcher import Watcher
 
 

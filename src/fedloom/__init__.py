@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "run": "fedloom.runs.launch",
-    "resume": "fedloom.runs.launch",
-    "Result": "fedloom.runs.launch",
-    "compare": "fedloom.runs.compare",
-    "Comparison": "fedloom.runs.compare",
+    "run": "fedloom.launch.start",
+    "resume": "fedloom.launch.start",
+    "Result": "fedloom.launch.start",
+    "compare": "fedloom.launch.compare",
+    "Comparison": "fedloom.launch.compare",
     "RunConfig": "fedloom.runs.config",
     "Watcher": "fedloom.runs.watcher",
     "load": "fedloom.data",
@@ -34,7 +34,7 @@ _HOME = {
     "Protocol": "fedloom.core.evaluate",
     "register": "fedloom.methods",
 }
-_PACKAGES = ("analysis", "loggers")
+_PACKAGES = ("analysis", "diagnose", "loggers")
 
 
 def __getattr__(name: str) -> Any:

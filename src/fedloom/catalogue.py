@@ -24,8 +24,8 @@ from fedloom.data.load import names as data_names
 from fedloom.errors import UnknownName
 from fedloom.methods import register
 from fedloom.models import models
+from fedloom.observed_traffic import Traffic, traffic
 from fedloom.registry import Registry
-from fedloom.traffic import Traffic, traffic
 
 Entry = dict[str, str]
 _WIDE = 150

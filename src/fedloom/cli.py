@@ -33,9 +33,9 @@ from fedloom.runs.config import RunConfig
 from fedloom.signals import stops_as_ctrl_c
 
 if TYPE_CHECKING:
+    from fedloom.launch.progress import Bar
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
-    from fedloom.runs.progress import Bar
     from fedloom.runs.watcher import Watcher
 
 app = typer.Typer(
@@ -152,9 +152,9 @@ def run_command(
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
+    from fedloom.launch.progress import profile_table, summary_table
+    from fedloom.launch.start import engine_of, start
     from fedloom.runs.experiment import Experiment
-    from fedloom.runs.launch import engine_of, start
-    from fedloom.runs.progress import profile_table, summary_table
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     with (
@@ -191,8 +191,8 @@ def compare_command(
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
-    from fedloom.runs.compare import compare
-    from fedloom.runs.progress import comparison_table
+    from fedloom.launch.compare import compare
+    from fedloom.launch.progress import comparison_table
 
     folder = chosen.out or _new_folder("compare")
     given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
@@ -225,8 +225,8 @@ def resume(
     log: Log = None,
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
-    from fedloom.runs.launch import resume as go_on
-    from fedloom.runs.progress import summary_table
+    from fedloom.launch.progress import summary_table
+    from fedloom.launch.start import resume as go_on
 
     with _stoppable(str(run), log=log), _loggers(log) as loggers, _bar(quiet) as bar:
         result = go_on(run, watchers=_watchers(loggers, bar, str(run)))
@@ -274,9 +274,9 @@ def partition(
     _check_keys(overrides or (), DIVIDING)
     chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed})
     from fedloom.data.picture import bubble_svg
+    from fedloom.files import write_atomic
+    from fedloom.launch.progress import partition_table
     from fedloom.runs.experiment import federated
-    from fedloom.runs.folder import write_atomic
-    from fedloom.runs.progress import partition_table
 
     data = federated(chosen)
     record = {"clients": len(data), "fingerprint": data.partition.fingerprint}
@@ -320,9 +320,9 @@ def ledger(
     as_json: Json = False,
 ) -> None:
     """What left which client in which round: names, shapes and bytes."""
+    from fedloom.launch.progress import ledger_tables
     from fedloom.runs.folder import RunPaths
     from fedloom.runs.ledger import Account
-    from fedloom.runs.progress import ledger_tables
 
     account = Account.read(RunPaths(run).ledger)
     for table in [] if as_json else ledger_tables(account):
@@ -348,9 +348,9 @@ def diagnose(
 
     Looks at the newest checkpoint and writes diagnostics.jsonl in the run folder.
     """
-    from fedloom.analysis.measures import Options
-    from fedloom.analysis.recorder import diagnose as measured
-    from fedloom.analysis.summary import Steps, findings_table
+    from fedloom.diagnose.measures import Options
+    from fedloom.diagnose.recorder import diagnose as measured
+    from fedloom.diagnose.summary import Steps, findings_table
 
     options = Options(estimator, probe)
     with Steps(err, quiet) as steps:
@@ -387,7 +387,7 @@ def _bar(quiet: bool, runs: int = 1) -> Iterator[Bar | None]:
     if quiet:
         yield None
         return
-    from fedloom.runs.progress import Bar
+    from fedloom.launch.progress import Bar
 
     with Bar(err, runs) as bar:
         yield bar
@@ -488,6 +488,6 @@ def _show(table: Any) -> None:
 
 def _print_json(record: dict[str, Any], wanted: bool) -> None:
     if wanted:
-        from fedloom.runs.folder import jsonable
+        from fedloom.files import jsonable
 
         print(json.dumps(jsonable(record)), flush=True)

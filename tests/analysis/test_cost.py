@@ -20,9 +20,9 @@ from fedloom.analysis.cost import (
 )
 from fedloom.core.net import Net
 from fedloom.errors import BadInput, UnknownName
+from fedloom.launch.compare import Row
 from fedloom.methods.dualfed import projector
 from fedloom.models.resnet import resnet18
-from fedloom.runs.compare import Row
 
 # ------------------------------------------------------------------ DualFed's Table 8
 

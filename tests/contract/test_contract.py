@@ -35,10 +35,10 @@ from fedloom.core.wire import pack, unpack
 from fedloom.data import FederatedData
 from fedloom.engines.inline import Inline
 from fedloom.engines.pool import Pool
+from fedloom.launch.start import go_on, start
 from fedloom.methods import describe, parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import go_on, start
 from fedloom.runs.watcher import Watcher
 from helpers import Played, digest, digits, finite, play, run
 

@@ -7,9 +7,9 @@ from cases import ALL, ROUNDS, federation, method, need
 
 from fedloom.engines.flower import InProcess
 from fedloom.engines.inline import Inline
+from fedloom.launch.start import start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 from helpers import told
 
 

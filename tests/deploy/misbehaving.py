@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from fedloom.deploy.apps import client as honest
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower import codec
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 
 MODEL = f"{codec.STATE}model"
 LONGEST = 900.0
@@ -75,7 +75,7 @@ def unknown_name(records: RecordDict, context: Context) -> RecordDict:
 def personal(records: RecordDict, context: Context) -> RecordDict:
     """What the site has just saved for itself is sent along."""
     site = SiteConfig.read(Path(str(context.node_config["site"])))
-    vault = Vault(site.state / str(context.run_config["experiment"]) / "states")
+    vault = SiteStore(site.state / str(context.run_config["experiment"]) / "states")
     kept = vault.get(str(records.config_records["head"]["own"])) or {}
     return with_arrays(records, {key: Array(v.numpy()) for key, v in kept["model"].items()})
 

@@ -10,7 +10,7 @@ import numpy as np
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
 
 
@@ -23,7 +23,7 @@ def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
 
 def together(files: Sequence[Path], settings: Settings) -> FederatedData:
     """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
-    sites = [Site(SiteConfig.read(file), settings).divided for file in files]
+    sites = [SiteData(SiteConfig.read(file), settings).divided for file in files]
     offsets = np.cumsum([0, *(len(site.source) for site in sites)])
     rows = [
         ClientRows(*(part + offset for part in site.partition.clients[0]))

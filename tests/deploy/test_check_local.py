@@ -21,7 +21,7 @@ from site_to_spoil import SETTINGS, SiteToSpoil, wrong
 
 from fedloom.deploy.check import local
 from fedloom.deploy.settings import Settings
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 
 
 def test_a_name_the_federation_does_not_know(site: SiteToSpoil) -> None:
@@ -79,7 +79,7 @@ def test_a_split_that_the_data_cannot_have(site: SiteToSpoil) -> None:
 
 def test_states_are_counted_by_experiment(site: SiteToSpoil) -> None:
     for experiment, n in (("first", 1), ("second", 2)):
-        vault, before = Vault(site.root / "state" / experiment / "states"), None
+        vault, before = SiteStore(site.root / "state" / experiment / "states"), None
         for i in range(n):
             before = vault.put({"model": {"w": torch.full((1,), float(i))}}, before)
     (site.root / "state" / "flower").mkdir()

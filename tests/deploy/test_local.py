@@ -25,12 +25,12 @@ pytest.importorskip("flwr")
 import fedloom as fl
 from fedloom.core.wire import unpack
 from fedloom.deploy.certificates import write_key_pair
-from fedloom.deploy.federation import Federation, Run, is_connected, supernode
+from fedloom.deploy.federation import DeployedFederation, Run, is_connected, supernode
 from fedloom.deploy.personal import Personal
 from fedloom.deploy.processes import ChildFailed, free_ports
 from fedloom.deploy.project import Project
 from fedloom.deploy.rehearsal import digits_project, newest_shared
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
@@ -92,7 +92,7 @@ def test_a_rehearsal_leaves_models_and_no_process(trial: str, tmp_path: Path) ->
 
 def check_personal(project: Project, name: str) -> None:
     """A site's saved model is better on its test rows than to always say what is most frequent."""
-    site = Site(SiteConfig.read(project.site(name)), project.settings())
+    site = SiteData(SiteConfig.read(project.site(name)), project.settings())
     test = site.divided.partition.clients[0].test
     y = np.asarray(site.source.y)[test]
     personal = Personal.load(site.config.state / "first" / "model")
@@ -148,13 +148,13 @@ def test_what_takes_too_long_is_told_and_ended(trial: str, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeployedFederation]:
     """A link and three nodes for all tests that follow."""
     scratch = tmp_path_factory.mktemp("federation")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLOOM_CACHE", str(scratch / "cache"))
         project = digits_project(scratch / "project", 3, tls=True, method="fedavg", rounds=2)
-        with Federation(project) as started:
+        with DeployedFederation(project) as started:
             started.start(PATIENCE)
             yield started
             assert len(started.processes()) >= 8  # each of the four has a SuperExec
@@ -162,7 +162,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 
 
 @pytest.fixture(scope="module")
-def runs(federation: Federation) -> dict[str, Run]:
+def runs(federation: DeployedFederation) -> dict[str, Run]:
     """All at once: experiments do not get in each other's way."""
     submitted = {
         name: federation.submit({"experiment": name, "method": method})
@@ -176,7 +176,7 @@ def runs(federation: Federation) -> dict[str, Run]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_deployment_gives_the_bytes_of_one_process(
-    name: str, runs: dict[str, Run], federation: Federation
+    name: str, runs: dict[str, Run], federation: DeployedFederation
 ) -> None:
     """States of the server and of every site, and all scores, after two rounds."""
     runs[name].wait(PATIENCE)
@@ -219,7 +219,7 @@ def ask(project: Project, path: str, source: str) -> int:
         link.close()
 
 
-def test_other_machines_may_only_do_what_sites_do(federation: Federation) -> None:
+def test_other_machines_may_only_do_what_sites_do(federation: DeployedFederation) -> None:
     """127.0.0.2 stands for another machine. Runs are submitted under /v1/control, and tasks taken
     under /v1/runtime; Flower itself asks nobody there who they are."""
     for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs"):
@@ -228,7 +228,9 @@ def test_other_machines_may_only_do_what_sites_do(federation: Federation) -> Non
     assert ask(federation.project, "/v1/fleet/activate-node", "127.0.0.2") != 403
 
 
-def test_a_key_that_is_not_registered_is_refused(federation: Federation, tmp_path: Path) -> None:
+def test_a_key_that_is_not_registered_is_refused(
+    federation: DeployedFederation, tmp_path: Path
+) -> None:
     known = federation.sites["site-1"]
     write_key_pair(tmp_path / "other.key", tmp_path / "other.pub", "other")
     (port,) = free_ports(1)

@@ -15,17 +15,17 @@ pytest.importorskip("flwr")
 from sites import together, write_rows
 
 from fedloom.deploy import apps
-from fedloom.deploy.books import Books
 from fedloom.deploy.personal import Personal
 from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
+from fedloom.deploy.site_registry import SiteRegistry
 from fedloom.engines.flower.in_process import LocalGrid
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, FedloomError
+from fedloom.launch.start import Result, start
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import Result, start
 
 NAMES = ("hospital-a", "hospital-b", "hospital-c")
 KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0))
@@ -91,7 +91,7 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
     scores = result.records[-1]["scores"]["received/test"]["clients"]
     for cid, file in enumerate(files):
         settings = Settings.read({**CONFIG, "method": "fedper"})
-        site = Site(SiteConfig.read(file), settings)
+        site = SiteData(SiteConfig.read(file), settings)
         personal = Personal.load(file.parent / "kept" / "experiment" / "model")
         rows = site.divided.partition.clients[0].test
         x, y = np.asarray(site.source.x)[rows], np.asarray(site.source.y)[rows]
@@ -108,7 +108,7 @@ def test_a_saved_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None
 
 def test_the_server_never_sees_a_row_nor_how_many_before_training(files: list[Path]) -> None:
     settings = Settings.read(CONFIG)
-    said = Site(SiteConfig.read(files[0]), settings).hello()
+    said = SiteData(SiteConfig.read(files[0]), settings).hello()
     assert set(said) == {
         "site", "shape", "kind", "class_names", "vocabulary", "fedloom", "torch",
     }  # fmt: skip
@@ -138,18 +138,18 @@ def hello(name: str, **changes: Any) -> dict[str, Any]:
 
 def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> None:
     settings = Settings.read({"clients": 2})
-    books = Books(tmp_path / "sites.json", settings)
+    books = SiteRegistry(tmp_path / "sites.json", settings)
     assert [books.admit(hello("b")), books.admit(hello("a")), books.admit(hello("b"))] == [0, 1, 0]
     assert not (tmp_path / "sites.json").exists()  # a mistake of the first site is not for ever
     books.settle()
-    again = Books(tmp_path / "sites.json", settings)
+    again = SiteRegistry(tmp_path / "sites.json", settings)
     assert again.admit(hello("a")) == 1
     assert again.seats() == books.seats()
     with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
         again.admit(hello("c"))
     with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first one"):
         again.admit(hello("a", shape=[3, 8, 8]))
-    named = Books(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
+    named = SiteRegistry(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
     assert named.admit(hello("b")) == 1
     with pytest.raises(BadInput, match="site 'c' is not among the sites"):
         named.admit(hello("c"))
@@ -157,16 +157,16 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("changes", [{"class_names": 5}, {"shape": []}, {"site": "../x"}])
 def test_what_a_site_says_is_checked(changes: dict[str, Any], tmp_path: Path) -> None:
-    books = Books(tmp_path / "sites.json", Settings.read({"clients": 2}))
+    books = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
     with pytest.raises(BadInput, match="will not do"):
         books.admit(hello("a", **changes))
 
 
 def test_a_site_that_is_named_later_gets_the_next_place(tmp_path: Path) -> None:
-    first = Books(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}))
+    first = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}))
     first.admit(hello("b"))
     first.settle()
-    later = Books(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}))
+    later = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}))
     assert [later.admit(hello(name)) for name in "abc"] == [0, 1, 2]
 
 
@@ -181,7 +181,7 @@ def test_an_experiment_does_not_go_on_with_other_settings(
 def test_a_damaged_book_is_named(tmp_path: Path) -> None:
     (tmp_path / "sites.json").write_text("{")
     with pytest.raises(FedloomError, match=r"sites\.json is damaged"):
-        Books(tmp_path / "sites.json", Settings.read({"clients": 2}))
+        SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
 
 
 @pytest.mark.parametrize(

@@ -23,19 +23,19 @@ from fedloom.core.digest import digest
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
 from fedloom.core.tree import State
-from fedloom.deploy.federation import Federation, Run, is_connected
+from fedloom.deploy.federation import DeployedFederation, Run, is_connected
 from fedloom.deploy.new_project import write_project
 from fedloom.deploy.processes import Child, flower_environment, free_ports
 from fedloom.deploy.project import Project
 from fedloom.deploy.settings import Settings
 from fedloom.engines import Absent, JobOf
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
+from fedloom.launch.start import start
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
-from fedloom.runs.launch import start
 from fedloom.runs.scores import Record
 from helpers import wait_until
 
@@ -91,10 +91,10 @@ class Place:
 
     def states(self, experiment: str) -> set[str]:
         """Digests of the states on its disk."""
-        return Vault(self.folder / "state" / experiment / "states").names()
+        return SiteStore(self.folder / "state" / experiment / "states").names()
 
 
-class Trial(Federation):
+class Trial(DeployedFederation):
     """A federation of which every process, whoever started it, carries the trial's mark."""
 
     def __init__(self, project: Project, mark: str) -> None:

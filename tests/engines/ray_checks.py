@@ -31,9 +31,9 @@ from fedloom.engines import actor
 from fedloom.engines import ray as ray_engine
 from fedloom.engines.inline import Inline
 from fedloom.engines.ray import Ray
+from fedloom.launch.start import start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 from fedloom.runs.watcher import Watcher
 from helpers import digits, wait_until
 

@@ -29,18 +29,18 @@ from fedloom.core.digest import digest, receipt, state_sha256
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.tree import State
-from fedloom.data import FederatedData, Seats, Source, load
+from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
 from fedloom.engines.flower.node import Node, client_app
-from fedloom.engines.flower.vault import LostState, Vault
+from fedloom.engines.flower.site_store import LostState, SiteStore
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, TooFewClients
+from fedloom.launch.start import go_on, start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import go_on, start
 from fedloom.runs.ledger import Account
 from fedloom.runs.watcher import Watcher
 from helpers import StopAt, digits, same, told
@@ -157,16 +157,16 @@ def state_of(value: float) -> State:
 def test_a_site_keeps_the_newest_state_and_the_one_it_came_from(tmp_path: Path) -> None:
     names: list[str] = []
     for i in range(4):
-        vault = Vault(tmp_path)  # a new process for every message
+        vault = SiteStore(tmp_path)  # a new process for every message
         names.append(vault.put(state_of(i), names[-1] if i else None))
         assert vault.names() == set(names[-2:])
     assert names == [digest(state_of(i)) for i in range(4)]
     # Round 3 did not count: the next comes from the same state, and that is still there; what did
     # not count goes with the round after.
-    again = Vault(tmp_path).put(state_of(9), names[2])
-    assert same(Vault(tmp_path).get(names[2])["model"], state_of(2)["model"])
-    last = Vault(tmp_path).put(state_of(10), again)
-    assert Vault(tmp_path).names() == {again, last}
+    again = SiteStore(tmp_path).put(state_of(9), names[2])
+    assert same(SiteStore(tmp_path).get(names[2])["model"], state_of(2)["model"])
+    last = SiteStore(tmp_path).put(state_of(10), again)
+    assert SiteStore(tmp_path).names() == {again, last}
 
 
 @pytest.mark.parametrize("opened", ["before", "after"])
@@ -175,27 +175,27 @@ def test_a_process_that_outlived_its_node_removes_nothing_newer(
 ) -> None:
     """It was asked to go on from `first`, and saves after two rounds that counted; its vault was
     opened before them, or (it hung while it loaded its data) after them."""
-    first = Vault(tmp_path).put(state_of(0), None)
-    late = Vault(tmp_path)
-    second = Vault(tmp_path).put(state_of(1), first)
-    third = Vault(tmp_path).put(state_of(2), second)
-    (late if opened == "before" else Vault(tmp_path)).put(state_of(3), first)
-    assert {second, third} <= Vault(tmp_path).names()
-    assert Vault(tmp_path).get(third) is not None
+    first = SiteStore(tmp_path).put(state_of(0), None)
+    late = SiteStore(tmp_path)
+    second = SiteStore(tmp_path).put(state_of(1), first)
+    third = SiteStore(tmp_path).put(state_of(2), second)
+    (late if opened == "before" else SiteStore(tmp_path)).put(state_of(3), first)
+    assert {second, third} <= SiteStore(tmp_path).names()
+    assert SiteStore(tmp_path).get(third) is not None
 
 
 def test_a_state_that_comes_back_to_what_it_was_is_kept(tmp_path: Path) -> None:
-    first = Vault(tmp_path).put(state_of(0), None)
-    second = Vault(tmp_path).put(state_of(1), first)
-    assert Vault(tmp_path).put(state_of(0), second) == first
-    assert {first, second} <= Vault(tmp_path).names()
+    first = SiteStore(tmp_path).put(state_of(0), None)
+    second = SiteStore(tmp_path).put(state_of(1), first)
+    assert SiteStore(tmp_path).put(state_of(0), second) == first
+    assert {first, second} <= SiteStore(tmp_path).names()
 
 
 def test_a_lost_or_altered_state_is_never_replaced_in_silence(tmp_path: Path) -> None:
     """Nor does the message, which goes to the server, name a path of the site."""
-    vault = Vault(tmp_path)
+    vault = SiteStore(tmp_path)
     vault.put(state_of(0), None)
-    Vault(tmp_path / "other").put(state_of(1), None)
+    SiteStore(tmp_path / "other").put(state_of(1), None)
     with pytest.raises(LostState, match=f"the state {'ab' * 6} that the server counts on") as lost:
         vault.get("ab" * 32)
     assert str(tmp_path) not in str(lost.value)
@@ -227,7 +227,7 @@ def engine(
 ) -> tuple[Flower, Grid]:
     def node(context: Any) -> Node:
         cid = int(context.node_config["client"])
-        return Node(made.program, made.data.client(cid), Vault(folder / str(cid)), **how)
+        return Node(made.program, made.data.client(cid), SiteStore(folder / str(cid)), **how)
 
     grid = Grid(client_app(node, lambda context: dict(context.node_config)), len(CLIENTS), spoil)
     roster = Roster(Line(grid, deadline=5, poll=0.01), lambda hello: int(str(hello["client"])))
@@ -457,7 +457,7 @@ def test_a_site_with_a_fault_of_its_own_is_absent_and_says_why(
     def node(context: Any) -> Node:
         cid = int(context.node_config["client"])
         program = (bad if cid == 1 else made).program
-        return Node(program, made.data.client(cid), Vault(tmp_path / str(cid)))
+        return Node(program, made.data.client(cid), SiteStore(tmp_path / str(cid)))
 
     app = client_app(node, lambda context: dict(context.node_config))
     roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
@@ -498,7 +498,7 @@ def test_a_receipt_stands_for_its_state_in_the_digest_of_a_federation() -> None:
 
 
 def test_a_server_without_data_can_build_an_experiment_but_not_train_here() -> None:
-    seats = Seats(3, (1, 8, 8), tuple("0123456789"), "image")
+    seats = RemoteData(3, (1, 8, 8), tuple("0123456789"), "image")
     made = Experiment.build(RunConfig(method="fedper", protocol="cohort"), data=seats)
     assert made.program.clients == 3
     assert made.config.model == "mlp"
@@ -543,7 +543,7 @@ def test_an_error_at_a_site_tells_the_server_no_row_and_no_path(
         if context.node_config["client"] == 2:
             raise BadInput("unknown class 'HIV positive, J. Doe' in /data/patients.csv")
         cid = int(context.node_config["client"])
-        return Node(made.program, made.data.client(cid), Vault(tmp_path / str(cid)))
+        return Node(made.program, made.data.client(cid), SiteStore(tmp_path / str(cid)))
 
     app = client_app(node, lambda context: dict(context.node_config))
     roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))

@@ -17,10 +17,10 @@ from fedloom.engines import make_engine
 from fedloom.engines.inline import Inline
 from fedloom.engines.pool import Pool
 from fedloom.errors import BadInput, UnknownName, WorkerLost
+from fedloom.launch.start import start
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 from helpers import digits, told
 
 # Unequal clients, one of a single row, classes missing everywhere.

@@ -21,7 +21,7 @@ from test_pool import experiment
 from fedloom.engines import make_engine
 from fedloom.engines.ray import Ray
 from fedloom.errors import BadInput
-from fedloom.runs.launch import start
+from fedloom.launch.start import start
 
 HERE = Path(__file__).parent
 SECONDS = 400

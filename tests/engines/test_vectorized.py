@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedloom.core.block import Block, joinable
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation
 from fedloom.core.evaluate import Ask
@@ -22,16 +23,15 @@ from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, send
 from fedloom.core.site import Site, Visit
 from fedloom.core.task import Classification
-from fedloom.core.together import Block, joinable
 from fedloom.core.tree import State
 from fedloom.engines import Job, make_engine, vectorized
 from fedloom.engines.inline import Inline
 from fedloom.engines.vectorized import Blocks, Vectorized
 from fedloom.errors import TrainingError
+from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 from helpers import digest, digits, told
 
 # Nine equal clients (a block of eight and one left over), two unlike ones.

@@ -22,12 +22,12 @@ from fedloom.core.round import Round, initial_server, send
 from fedloom.core.site import Visit
 from fedloom.core.tree import nbytes
 from fedloom.data.federated import Inputs
-from fedloom.engines import freight, pool
+from fedloom.engines import pipe_codec, pool
 from fedloom.engines.inline import Inline
+from fedloom.launch.start import start
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import start
 from helpers import digits
 
 SIZES = (30, 1, 17, 40)
@@ -159,7 +159,7 @@ def test_a_pool_sends_the_model_once_per_message(monkeypatch: pytest.MonkeyPatch
     def counting_send(link: Any, head: Any, states: Any = ()) -> None:
         distinct = {id(v): v for s in states for tree in s.values() for v in tree.values()}
         messages.append(nbytes({"all": dict(enumerate(distinct.values()))}))
-        freight.send(link, head, states)
+        pipe_codec.send(link, head, states)
 
     monkeypatch.setattr(pool, "send", counting_send)
     data = digits(*[((i % 10,), 12) for i in range(40)], held_out=1)

@@ -28,6 +28,7 @@ from fedloom.core.site import Visit
 from fedloom.core.task import Task
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput, UnknownName
+from fedloom.method_tools import broadcast_once
 from fedloom.methods import parse_method
 from fedloom.methods.dbe import DBE, PRBM, MeanRegularization
 from fedloom.methods.ditto import Ditto
@@ -36,7 +37,6 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedper import FedPer
 from fedloom.methods.scaffold import SCAFFOLD
 from fedloom.models import build_model
-from fedloom.ops import once
 from fedloom.ops.noise import perturb
 from helpers import Played, Table, Tables, digits, finite, mlp, play, run, same, tables
 
@@ -73,7 +73,7 @@ def given(prog: Program, *mean: float) -> Played:
     """A server after an initialisation round that found this mean."""
     found = {"mean": torch.tensor(mean, dtype=torch.float64)}
     start = Round(prog, prog.schedule(1)[0], {})
-    return Played(initial_server(prog) | {MR: once.made(found, start)}, {})
+    return Played(initial_server(prog) | {MR: broadcast_once.made(found, start)}, {})
 
 
 def train_plans(prog: Program, rounds: int):

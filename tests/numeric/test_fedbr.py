@@ -27,13 +27,13 @@ from fedloom.core.site import Visit
 from fedloom.core.term import Term
 from fedloom.core.tree import Tree, nbytes
 from fedloom.errors import BadInput
+from fedloom.method_tools.pseudo_data import mixed, pooled, proxy_images, sample_means
 from fedloom.methods import parse_method
 from fedloom.methods.dbe import DBE
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedbr import FedBR
 from fedloom.models import build_model
 from fedloom.ops.contrastive import pair_contrast
-from fedloom.ops.pseudo_data import mixed, pooled, proxy_images, sample_means
 from helpers import Played, Table, Tables, digits, finite, mlp, play, run, same, tables
 
 ROWS, WIDTH, CLASSES = 4, 4, 3

@@ -24,11 +24,11 @@ from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
+from fedloom.method_tools.network_copies import add_twin
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedem import NEWCOMER_STEPS, FedEM
 from fedloom.ops.mixture import mixture_weights, responsibilities
-from fedloom.ops.twins import add_twin
 from helpers import mlp, run, same, tables
 
 LABELS = (0, 0, 0, 1)

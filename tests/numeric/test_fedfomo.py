@@ -25,12 +25,12 @@ from fedloom.core.site import Site, Visit
 from fedloom.core.term import Term
 from fedloom.core.tree import clone
 from fedloom.errors import BadInput
+from fedloom.method_tools.holdout import hold_out
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedfomo import FedFomo
 from fedloom.methods.local import Local
 from fedloom.ops.greedy import epsilon_greedy
-from fedloom.ops.holdout import hold_out
 from helpers import Table, finite, mlp, run, same, table, tables
 
 

@@ -24,10 +24,10 @@ from fedloom.core.program import Program
 from fedloom.core.rng import generator
 from fedloom.core.site import Visit
 from fedloom.errors import BadInput
+from fedloom.method_tools.mean_data import mean_data
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedmix import FedMix
-from fedloom.ops.mean_data import mean_data
 from helpers import Table, mlp, same, table
 
 

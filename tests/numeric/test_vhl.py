@@ -15,11 +15,11 @@ from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.errors import BadInput
+from fedloom.method_tools import virtual_data as ops
+from fedloom.method_tools.virtual_data import VirtualData, virtual_data
 from fedloom.methods import parse_method, vhl
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.vhl import VHL
-from fedloom.ops import virtual_data as ops
-from fedloom.ops.virtual_data import VirtualData, virtual_data
 from helpers import Table, Tables, run, same
 
 FEW = VHL(per_class=5)

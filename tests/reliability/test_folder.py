@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import RunFolderError
-from fedloom.runs.folder import RunFolder, RunPaths, write_atomic, write_json
+from fedloom.files import write_atomic, write_json
+from fedloom.runs.folder import RunFolder, RunPaths
 
 PROCESSES = multiprocessing.get_context("forkserver")
 

@@ -12,9 +12,9 @@ import torch
 from fedloom.core.message import Up
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import FedloomError
+from fedloom.launch.start import go_on, start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import go_on, start
 from fedloom.runs.ledger import Account, Shared
 from helpers import StopAt, digits, fedloom
 

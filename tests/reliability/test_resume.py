@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from fedloom.launch.start import run
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.journal import Journal
-from fedloom.runs.launch import run
 from fedloom.runs.scores import Record
 from helpers import StopAt, fedloom, finish, start_fedloom, wait_until
 

@@ -19,9 +19,9 @@ from fedloom import resume
 from fedloom.core.digest import state_sha256
 from fedloom.core.tree import State, nbytes
 from fedloom.errors import CheckpointError
+from fedloom.launch.start import run
 from fedloom.runs import store
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
-from fedloom.runs.launch import run
 from fedloom.runs.store import TENSOR_BYTES, ClientStates
 from helpers import StopAt
 

@@ -12,7 +12,7 @@ from fedloom.catalogue import catalogue_table, cost, family
 from fedloom.core.method import Method
 from fedloom.errors import BadInput
 from fedloom.methods import register
-from fedloom.traffic import Traffic, runnable, traffic, traffic_of
+from fedloom.observed_traffic import Traffic, runnable, traffic, traffic_of
 from helpers import fedloom
 
 FAMILIES = {

@@ -1,10 +1,10 @@
-"""Diagnostics: pure functions of features and predictions, and `study`, which asks them of a run.
+"""The papers' diagnostics as pure functions of features and predictions.
 
     import fedloom as fl
 
     fl.analysis.linear_cka(x, y).value
-    for found in fl.analysis.study(fl.analysis.Snapshots.of("runs/mine"), "mdl, cka"):
-        print(found.name, found.layer, found.result)
+
+`fedloom.diagnose` asks them of a run.
 
 Everything is imported when it is first used.
 """
@@ -28,23 +28,17 @@ _HOME = {
         "ellipses": "ClassEllipses class_ellipses",
         "ensemble": "EnsembleCalibration ensemble_calibration logit_average probability_average",
         "fairness": "Fairness fairness lowest_by_chance noise_variance",
-        "finding": "Finding",
         "fisher": "ClassFisher Discriminant Fisher Moments discriminant fisher fisher_to_global"
         " fisher_within_classes",
         "gain": "Gain Trend gain trend",
         "mdl": "mdl_online mdl_reprieve mdl_table",
-        "measures": "Options",
         "mlp_probe": "MLPProbe",
         "neighbours": "Purity neighbour_purity purity_within_classes silhouette",
         "overlap": "CentroidRatio Collapse Overlap centroid_ratio feature_collapse set_overlap",
-        "recorder": "diagnose",
         "ridge_probe": "RidgeProbe shared_components",
-        "samples": "Sample Samples",
         "separation": "Separation class_separation",
         "significance": "Estimate Exact Paired bootstrap_interval compare disagreements holm"
         " mcnemar seed_means signed_rank two_way",
-        "snapshots": "ClientView ModelView Snapshots",
-        "study": "study",
         "targets": "Best best_rounds height_by_chance median_rounds rounds_to_target speed_up"
         " worst_client",
         "temperature": "Temperature fit_temperature tempered",

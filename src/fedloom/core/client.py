@@ -7,13 +7,13 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from fedloom.core.block import Block
 from fedloom.core.evaluate import FINAL, Ask, Moment, adapt, score_client
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.rng import rng_scope
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
-from fedloom.core.together import Block
 from fedloom.core.tree import State, clone_state, plain_state
 from fedloom.errors import LeakError
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from fedloom.data.augment import augmentations
     from fedloom.data.federated import FederatedData, divide, federate
     from fedloom.data.partition import Partition, modifiers, partitions
-    from fedloom.data.seats import Seats
+    from fedloom.data.remote import RemoteData
     from fedloom.data.shift import shifts
     from fedloom.data.split import splits
 
 _LATER = {
     "FederatedData": "federated",
     "Partition": "partition",
-    "Seats": "seats",
+    "RemoteData": "remote",
     "augmentations": "augment",
     "divide": "federated",
     "federate": "federated",
@@ -33,7 +33,7 @@ _LATER = {
 __all__ = [
     "FederatedData",
     "Partition",
-    "Seats",
+    "RemoteData",
     "Source",
     "augmentations",
     "divide",

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines.flower.node import client_app
 from fedloom.errors import BadInput, FedloomError
@@ -18,11 +18,11 @@ from fedloom.errors import BadInput, FedloomError
 log = logging.getLogger("fedloom")
 
 
-def _site(context: Context) -> Site:
+def _site(context: Context) -> SiteData:
     file = context.node_config.get("site")
     if not isinstance(file, str):
         raise BadInput("start the SuperNode with --node-config 'site=\"/path/to/site.toml\"'")
-    return Site(SiteConfig.read(Path(file)), Settings.read(context.run_config))
+    return SiteData(SiteConfig.read(Path(file)), Settings.read(context.run_config))
 
 
 client = client_app(lambda context: _site(context).node(), lambda context: _site(context).hello())

@@ -35,7 +35,7 @@ UP = 120.0
 def superlink(project: Project, log: Path | None = None) -> Child:
     """The SuperLink of a project, not started; its database outlives it."""
     link = project.link
-    command: list[str | Path] = [sys.executable, "-m", "fedloom.deploy.guard"]
+    command: list[str | Path] = [sys.executable, "-m", "fedloom.deploy.superlink_guard"]
     command += ["--host", link.bind, "--port", str(link.port)]
     command += ["--database", project.root / "server" / "superlink.db"]
     command += ["--disable-runtime-dependency-installation"]
@@ -129,11 +129,11 @@ class Run:
             raise ChildFailed(f"the run is {status}:\n{self.child.tail()}")
 
 
-class Federation:
+class DeployedFederation:
     """All processes of a deployment on this machine; whatever happens, none stays behind.
 
-    Used as `with Federation(project) as all: all.start(); all.submit({}).wait(600)`; logs are in
-    the project's folder `logs`. `link` and `nodes` are children that can be killed and restarted.
+    Used as `with DeployedFederation(project) as all: all.start(); all.submit({}).wait(600)`; logs
+    are in the folder `logs` of the project. `link` and `nodes` can be killed and restarted.
     """
 
     def __init__(self, project: Project, sites: Sequence[str] | None = None) -> None:

@@ -18,10 +18,11 @@ from fedloom.core.wire import pack, unpack
 from fedloom.data.federated import Inputs
 from fedloom.data.source import Source
 from fedloom.errors import BadInput
+from fedloom.files import write_atomic, write_json
 from fedloom.methods import parse_method
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
-from fedloom.runs.folder import current_versions, write_atomic, write_json
+from fedloom.runs.folder import current_versions
 
 _CARD = "card.json"
 

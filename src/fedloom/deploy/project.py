@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.deploy.settings import Settings
 from fedloom.errors import BadInput
-from fedloom.runs.config import checked, read_toml
+from fedloom.files import read_toml
+from fedloom.runs.config import checked
 
 EVERYWHERE = ("0.0.0.0", "::")
 """Addresses that mean every network of a machine."""

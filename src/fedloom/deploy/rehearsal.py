@@ -13,16 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.data import federate, load
-from fedloom.deploy.federation import Federation, Run, is_connected
+from fedloom.deploy.federation import DeployedFederation, Run, is_connected
 from fedloom.deploy.new_project import write_project
 from fedloom.deploy.personal import Personal
 from fedloom.deploy.processes import ChildFailed, free_ports
 from fedloom.deploy.project import Project
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
+from fedloom.launch.progress import newest_accuracy
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
-from fedloom.runs.progress import newest_accuracy
 
 UNLIKE = "dirichlet(alpha=0.3)"
 """How the digits are divided: sites differ in how many rows they have, and of what."""
@@ -67,7 +67,7 @@ class Rehearsal:
     def perform(self, project: Project) -> Rehearsed:
         """Start everything, train, and try the models; no process is left, whatever happens."""
         rounds = project.settings().run.rounds
-        with self._progress, Federation(project) as federation:
+        with self._progress, DeployedFederation(project) as federation:
             line = self._progress.add_task("SuperLink", total=None)
             federation.start_link(self._left())
             self._progress.update(line, total=len(federation.nodes))
@@ -85,7 +85,7 @@ class Rehearsal:
         outcomes = [_outcome(project, name) for name in federation.nodes]
         return Rehearsed(outcomes, newest_shared(run.out), [r["seconds"] for r in records])
 
-    def _follow(self, federation: Federation, run: Run, rounds: int) -> None:
+    def _follow(self, federation: DeployedFederation, run: Run, rounds: int) -> None:
         """Show the rounds as the server writes them down, until the run is over."""
         line = self._progress.add_task("rounds", total=rounds)
         file = RunPaths(run.out / "run").metrics
@@ -133,7 +133,7 @@ def newest_shared(out: Path) -> Path:
 
 def _outcome(project: Project, name: str) -> Outcome:
     config, settings = SiteConfig.read(project.site(name)), project.settings()
-    site = Site(config, settings)
+    site = SiteData(config, settings)
     held = site.divided.partition.clients[0]
     folder = config.state / settings.experiment / "model"
     said = Personal.load(folder).predict(np.asarray(site.source.x)[held.test]).argmax(1).numpy()

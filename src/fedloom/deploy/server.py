@@ -8,14 +8,14 @@ from pathlib import Path
 from flwr.serverapp import Grid
 
 from fedloom.core.round import Round, send
-from fedloom.deploy.books import Books
 from fedloom.deploy.settings import Settings
+from fedloom.deploy.site_registry import SiteRegistry
 from fedloom.engines import Job
 from fedloom.engines.flower import Flower, Line, Roster
 from fedloom.errors import BadInput
+from fedloom.launch.start import Result, difference, go_on, start
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.launch import Result, difference, go_on, start
 from fedloom.runs.scores import Record
 from fedloom.runs.watcher import Watcher
 
@@ -30,7 +30,7 @@ def serve(grid: Grid, settings: Settings, poll: float = 0.5) -> Result:
     if settings.run.out is None:
         raise BadInput("a deployment needs out = a folder on the server for checkpoints")
     folder = Path(settings.run.out)
-    books = Books(folder / "sites.json", settings)
+    books = SiteRegistry(folder / "sites.json", settings)
     roster = Roster(Line(grid, settings.deadline, poll), books.admit)
     engine = Flower(roster, settings.run.min_clients, settings.patience)
     engine.present(books.places)  # the first site tells what the data looks like
@@ -62,7 +62,7 @@ def _save_models(result: Result, engine: Flower) -> dict[int, str]:
 class Log(Watcher):
     """Tells the server's log how the run goes."""
 
-    def __init__(self, books: Books) -> None:
+    def __init__(self, books: SiteRegistry) -> None:
         self.books = books
 
     def begun(self, experiment: Experiment, done: int) -> None:

@@ -12,17 +12,17 @@ from fedloom.core.data import ClientData
 from fedloom.core.evaluate import Moment, model_at
 from fedloom.core.rng import rng_scope
 from fedloom.core.site import Visit
-from fedloom.data import FederatedData, Seats, Source, federate, load
+from fedloom.data import FederatedData, RemoteData, Source, federate, load
 from fedloom.deploy.personal import save_personal
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines import check_device
 from fedloom.engines.flower.node import Node
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 from fedloom.runs.experiment import Experiment
 
 
-class Site:
+class SiteData:
     """A site in a federation with these settings."""
 
     def __init__(self, config: SiteConfig, settings: Settings) -> None:
@@ -76,13 +76,13 @@ class Site:
         return Node(
             experiment.program,
             data,
-            Vault(folder / "states"),
+            SiteStore(folder / "states"),
             check_device(self.config.device),
             self.settings.lost_state,
             save,
         )
 
-    def _seats(self) -> Seats:
+    def _seats(self) -> RemoteData:
         source, places = self.source, self.settings.run.clients
         assert places is not None
-        return Seats(places, source.shape, source.class_names, source.kind, source.vocabulary)
+        return RemoteData(places, source.shape, source.class_names, source.kind, source.vocabulary)

@@ -7,7 +7,8 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.runs.config import checked, read_toml
+from fedloom.files import read_toml
+from fedloom.runs.config import checked
 
 
 class SiteConfig(BaseModel):

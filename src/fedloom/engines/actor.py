@@ -17,7 +17,7 @@ from torch import Tensor
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State
 from fedloom.engines.bundle import Bundle
-from fedloom.engines.freight import receive, send
+from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import Worker, failure
 from fedloom.errors import needs_extra
 

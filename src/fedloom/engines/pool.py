@@ -26,7 +26,7 @@ from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Engine, JobOf
 from fedloom.engines.bundle import Bundle, named, portions
-from fedloom.engines.freight import receive, send
+from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import rebuilt, serve
 from fedloom.errors import BadInput, WorkerLost
 from fedloom.signals import deaf_to_ctrl_c

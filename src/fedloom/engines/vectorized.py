@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from fedloom.core.block import joinable
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation, size_of
 from fedloom.core.evaluate import Ask
@@ -24,7 +25,6 @@ from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
-from fedloom.core.together import joinable
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import JobOf
 from fedloom.engines.bundle import MOST_WAITING

@@ -19,7 +19,7 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State
 from fedloom.engines import Job
 from fedloom.engines.bundle import opened
-from fedloom.engines.freight import receive, send
+from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.vectorized import Blocks
 from fedloom.errors import FedloomError
 

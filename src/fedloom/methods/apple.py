@@ -12,8 +12,8 @@ from fedloom.core.method import Method
 from fedloom.core.net import METHOD
 from fedloom.core.phase import Phase
 from fedloom.errors import BadInput
+from fedloom.method_tools import client_rows
 from fedloom.methods import register
-from fedloom.ops import bank
 from fedloom.ops.combination import combined
 
 
@@ -72,15 +72,15 @@ class APPLE(Method):
 
     def server_init(self, r):
         sizes = torch.zeros(r.plan.clients)
-        return {**super().server_init(r), self.name: {**bank.opened(r), "sizes": sizes}}
+        return {**super().server_init(r), self.name: {**client_rows.opened(r), "sizes": sizes}}
 
     def send(self, r, cid):
         if r.plan.part == self.name:
             return {}  # the question for sizes
-        return {METHOD: bank.averaged(r, self.name), self.name: r.server[self.name]}
+        return {METHOD: client_rows.averaged(r, self.name), self.name: r.server[self.name]}
 
     def aggregate(self, r):
-        new = bank.updated(r, self.name)
+        new = client_rows.updated(r, self.name)
         for cid in r.ups.keys() & set(range(r.plan.clients)):
             new["sizes"][cid] = r.ups[cid].n
         if r.plan.kind == "special":

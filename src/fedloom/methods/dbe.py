@@ -9,14 +9,14 @@ import torch.nn.functional as F
 
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
+from fedloom.method_tools import broadcast_once
+from fedloom.method_tools.network_kind import network_kind
 from fedloom.methods import register
 from fedloom.models.layers import Translation
-from fedloom.ops import once
-from fedloom.ops.family import family
 from fedloom.ops.noise import perturb
 
 STRENGTHS = {"cnn": (50.0, 1.0), "batch_norm": (1.0, 0.1), "text": (0.1, 1.0), "other": (1.0, 1.0)}
-"""kappa and mu by the network's family (C.2)."""
+"""kappa and mu by the kind of network (C.2)."""
 
 
 @register
@@ -59,7 +59,7 @@ class MeanRegularization(Term):
         each step  m <- (1 - mu) m + mu mean_batch f(x), m = 0 at the start of a round    eq. (9)
                    loss += kappa * MSE(m, z_g), gradient by the batch's share of m only   eq. (8)
 
-    Hyper-parameters: `kappa`, `mu` None: by the network's family, 50 and 1.0 (CNNs), 1 and 0.1
+    Hyper-parameters: `kappa`, `mu` None: by the kind of network, 50 and 1.0 (CNNs), 1 and 0.1
     (BatchNorm networks; the paper's ResNet-18), 0.1 and 1.0 (text), 1 and 1.0 (others, not in the
     paper). `at` the stage, None: the representation. `noise_scale`, `noise_weight`: the paper's s
     and q (Table 3) of Gaussian noise on the reported means.
@@ -100,7 +100,7 @@ class MeanRegularization(Term):
         return {self.name: {"mean": perturb(z, *noise)}}
 
     def send(self, r, cid):
-        return once.give(r, self.name, cid)
+        return broadcast_once.give(r, self.name, cid)
 
     def loss(self, b, s):
         if (at := (self.name, s.training)) not in s.memo:
@@ -108,22 +108,26 @@ class MeanRegularization(Term):
         kappa, mu = s.memo[self.name]
         m = mu * b.out[self.at or s.net.representation].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
         s.memo[at] = m.detach()
-        z_g = once.at_hand(s, self.name)
+        z_g = broadcast_once.at_hand(s, self.name)
         gap = F.mse_loss(m, z_g["mean"]) if z_g else 0.0
         return kappa * (gap / 2 if self.half else gap)  # eq. (8)
 
     def finish(self, s):
-        return once.keep(s, self.name)
+        return broadcast_once.keep(s, self.name)
 
     def weight(self, r, cid, up):
         return float(up.n)  # Alg. 1 line 3, also where the method weighs clients alike
 
     def aggregate(self, r):
         first = r.plan.kind == "special"
-        return {self.name: once.made(r.mean(self.name), r) if first else once.noted(r, self.name)}
+        return {
+            self.name: broadcast_once.made(r.mean(self.name), r)
+            if first
+            else broadcast_once.noted(r, self.name)
+        }
 
     def strengths(self, net):
-        usual = STRENGTHS[family(net)]
+        usual = STRENGTHS[network_kind(net)]
         return [v if x is None else x for x, v in zip((self.kappa, self.mu), usual, strict=True)]
 
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
+from fedloom.method_tools import broadcast_once
+from fedloom.method_tools.pseudo_data import mixed, pooled, proxy_images, sample_means
 from fedloom.methods import register
 from fedloom.models.layers import perceptron
-from fedloom.ops import once
 from fedloom.ops.ascent import ascend
 from fedloom.ops.contrastive import pair_contrast
-from fedloom.ops.pseudo_data import mixed, pooled, proxy_images, sample_means
 
 
 @register
@@ -91,7 +91,7 @@ class FedBR(Term):
         return {} if self.pseudo == "rsm" else self._drawn(r)
 
     def send(self, r, cid):
-        state = once.give(r, self.name, cid)
+        state = broadcast_once.give(r, self.name, cid)
         if self.pseudo == "rsm" and (self.refresh or r.plan.kind == "special"):
             share = -(-(self.images or r.method.opt.batch) // max(1, len(r.cohort)))
             state = {self.name: {**state.get(self.name, {}), "share": torch.tensor(share)}}
@@ -102,7 +102,7 @@ class FedBR(Term):
         return {self.name: {"x": sample_means(s.data.train, count, self.of, gen, self.balanced)}}
 
     def loss(self, b, s):
-        x, k = once.at_hand(s, self.name).get("x"), s.data.classes
+        x, k = broadcast_once.at_hand(s, self.name).get("x"), s.data.classes
         if x is None or not (self.lam or self.mu):
             return 0.0
         y = torch.full((len(x), k), 1 / k, device=x.device)
@@ -133,12 +133,12 @@ class FedBR(Term):
 
     def finish(self, s):
         if not self.refresh:
-            return once.keep(s, self.name)
+            return broadcast_once.keep(s, self.name)
         return self.special(s) if self.pseudo == "rsm" else {}
 
     def aggregate(self, r):
         new = self.refresh or r.plan.kind == "special"
-        return self._drawn(r) if new else {self.name: once.noted(r, self.name)}
+        return self._drawn(r) if new else {self.name: broadcast_once.noted(r, self.name)}
 
     def _drawn(self, r):
         count, gen = self.images or r.method.opt.batch, r.gen(self.name)
@@ -147,4 +147,4 @@ class FedBR(Term):
         else:
             shares = [up.state[self.name]["x"] for up in r.ups.values()]
             x = pooled(shares, r.server.get(self.name, {}).get("x"), count, gen)
-        return {self.name: once.made({"x": x}, r)}
+        return {self.name: broadcast_once.made({"x": x}, r)}

@@ -10,9 +10,9 @@ import torch
 from fedloom.core.method import Method
 from fedloom.core.phase import tuning
 from fedloom.errors import BadInput
+from fedloom.method_tools.network_copies import add_twin
 from fedloom.methods import register
 from fedloom.ops.mixture import mixture_weights, responsibilities
-from fedloom.ops.twins import add_twin
 
 NEWCOMER_STEPS = 10
 """EM steps by which a client that never trained finds its weights for a test."""

@@ -9,9 +9,9 @@ import torch
 
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
+from fedloom.method_tools import broadcast_once
+from fedloom.method_tools.mean_data import mean_data
 from fedloom.methods import register
-from fedloom.ops import once
-from fedloom.ops.mean_data import mean_data
 from fedloom.ops.soft_labels import soft_labels
 
 
@@ -76,10 +76,10 @@ class FedMix(Term):
         return {self.name: mean_data(s.data.train, *how)}
 
     def send(self, r, cid):
-        return once.give(r, self.name, cid)
+        return broadcast_once.give(r, self.name, cid)
 
     def inputs(self, b, s):
-        means = once.at_hand(s, self.name)
+        means = broadcast_once.at_hand(s, self.name)
         if not self.lam or not means or not len(means["x"]):
             return
         at = (self.name, s.training)  # a second model's draws must not move the first one's
@@ -101,10 +101,10 @@ class FedMix(Term):
         return self.lam * (slope * x_mean).sum()  # Proposition 1, third term
 
     def finish(self, s):
-        return once.keep(s, self.name)
+        return broadcast_once.keep(s, self.name)
 
     def aggregate(self, r):
         if r.plan.kind != "special":
-            return {self.name: once.noted(r, self.name)}
+            return {self.name: broadcast_once.noted(r, self.name)}
         made = r.stack(self.name, "size") > 0  # [m, means]
-        return {self.name: once.made({k: r.stack(self.name, k)[made] for k in "xy"}, r)}
+        return {self.name: broadcast_once.made({k: r.stack(self.name, k)[made] for k in "xy"}, r)}

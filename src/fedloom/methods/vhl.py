@@ -9,9 +9,9 @@ import torch
 
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
+from fedloom.method_tools.virtual_data import virtual_data
 from fedloom.methods import register
 from fedloom.ops.contrastive import supervised_contrast
-from fedloom.ops.virtual_data import virtual_data
 
 
 @register

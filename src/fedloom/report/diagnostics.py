@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fedloom.analysis.finding import NAMES
+from fedloom.diagnose.finding import NAMES
 from fedloom.report.bias import representation_bias
 from fedloom.report.description import description_length
 from fedloom.report.figures import Drawings, plain_table, rounded

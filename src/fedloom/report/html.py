@@ -6,7 +6,7 @@ import json
 from html import escape
 from typing import Any
 
-from fedloom.runs.folder import jsonable
+from fedloom.files import jsonable
 
 _VOID = {"meta", "input", "br"}
 

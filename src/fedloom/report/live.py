@@ -16,11 +16,12 @@ from typing import Any
 
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
+from fedloom.files import jsonable, write_atomic
 from fedloom.report.html import tag
 from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.folder import RunPaths, jsonable, write_atomic
+from fedloom.runs.folder import RunPaths
 from fedloom.runs.watcher import Watcher
 
 HOST = "127.0.0.1"

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
+from fedloom.files import write_atomic
 from fedloom.report.clients import clients_section
 from fedloom.report.collaboration import collaboration_section
 from fedloom.report.curves import curves_section
@@ -24,7 +25,6 @@ from fedloom.report.partition import data_of, partition_section
 from fedloom.report.runs import StoredRun, find_runs
 from fedloom.report.setup import setup_section
 from fedloom.report.summary import summary_section
-from fedloom.runs.folder import write_atomic
 
 FindData = Callable[[StoredRun], FederatedData | str]
 

@@ -12,12 +12,12 @@ from typing import Any
 from fedloom.core.evaluate import Protocol
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
+from fedloom.launch.start import read_config
 from fedloom.methods import describe, parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import find_protocol
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
-from fedloom.runs.launch import read_config
 from fedloom.runs.scores import Record
 
 Unit = tuple[int, str]

@@ -21,7 +21,7 @@ from typing import Any
 from fedloom.core.tree import State
 from fedloom.core.wire import unpack
 from fedloom.errors import BadInput, CheckpointError
-from fedloom.runs.folder import sync_folder
+from fedloom.files import sync_folder
 from fedloom.runs.store import packed, record, records
 
 FORMAT = 3

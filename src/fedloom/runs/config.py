@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -16,9 +15,9 @@ from pydantic import (
     field_validator,
 )
 
-from fedloom.analysis.finding import chosen
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
+from fedloom.files import read_toml
 
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 """Text that says something."""
@@ -95,11 +94,6 @@ class RunConfig(BaseModel):
     def _none_is_a_word(cls, value: Any) -> Any:
         return "none" if value is None else value  # `normalize=none` reads as a value, not a word
 
-    @field_validator("diagnose")
-    @classmethod
-    def _known_diagnostics(cls, value: str | None) -> str | None:
-        return None if value is None else ",".join(chosen(value))
-
     @property
     def normalization(self) -> Literal["half", "channel", "none"] | None:
         """What `load` takes; None: by the data."""
@@ -156,17 +150,6 @@ OPT_KEYS = {
     "replacement": "replacement",
 }
 """Configuration key -> field of `Opt`."""
-
-
-def read_toml(path: Path, what: str = "the configuration", hint: str = "") -> dict[str, Any]:
-    """A TOML file, or one sentence on why not; `hint` says what to do where it is missing."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        more = f"; {hint}" if hint else ""
-        raise BadInput(f"cannot read {what} {path} ({e.strerror}){more}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise BadInput(f"{path} is not valid TOML ({e})") from None
 
 
 def _override(text: str) -> tuple[str, Any]:

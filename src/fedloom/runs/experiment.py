@@ -14,7 +14,7 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
-from fedloom.data import FederatedData, Partition, Seats, Source, federate, load
+from fedloom.data import FederatedData, Partition, RemoteData, Source, federate, load
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import describe, parse_method
 from fedloom.models import build_model
@@ -32,7 +32,7 @@ class Experiment:
 
     config: RunConfig
     program: Program
-    data: FederatedData | Seats
+    data: FederatedData | RemoteData
     protocol: Protocol
     plans: list[Plan]
 
@@ -41,12 +41,12 @@ class Experiment:
         cls,
         config: RunConfig,
         method: Method | None = None,
-        data: FederatedData | Seats | Source | None = None,
+        data: FederatedData | RemoteData | Source | None = None,
         model: Model | None = None,
     ) -> Experiment:
         """Objects, where given, stand in for the configuration's expressions."""
         made = _method(config, method)
-        divided = data if isinstance(data, Seats) else federated(config, data)
+        divided = data if isinstance(data, RemoteData) else federated(config, data)
         clients = len(divided) - config.newcomers
         if clients < 1:
             raise BadInput(
@@ -101,7 +101,7 @@ def federated(config: RunConfig, data: FederatedData | Source | None = None) -> 
 
 
 def _nets(
-    config: RunConfig, model: Model | None, data: FederatedData | Seats
+    config: RunConfig, model: Model | None, data: FederatedData | RemoteData
 ) -> tuple[str, list[Net]]:
     """The clients' networks, dealt in turn where there are several, and their expression."""
     auto = default_model(data.kind, data.shape)
@@ -146,7 +146,7 @@ def _check_enough(program: Program, config: RunConfig) -> None:
         )
 
 
-def _check_data(protocol: Protocol, data: FederatedData | Seats, newcomers: int) -> None:
+def _check_data(protocol: Protocol, data: FederatedData | RemoteData, newcomers: int) -> None:
     if protocol.clients == "new" and not newcomers:
         raise BadInput("this protocol tests clients that never trained; set newcomers = 1 or more")
     if protocol.on == "shared" and not data.shared_tests:
@@ -154,7 +154,7 @@ def _check_data(protocol: Protocol, data: FederatedData | Seats, newcomers: int)
             "this protocol tests on shared test sets, but the split made none;"
             " use split = 'shared_test'"
         )
-    if isinstance(data, Seats):
+    if isinstance(data, RemoteData):
         return  # the sites know their rows
     rows = data.partition.clients
     for split in protocol.splits if protocol.on == "clients" else ():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Self
 
 from fedloom.errors import BadInput
-from fedloom.runs.folder import jsonable, sync_folder
+from fedloom.files import jsonable, sync_folder
 
 
 class Journal:

@@ -8,20 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-import torch
-
 from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.stopwatch import Seconds, timed
+from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Absent, Engine, Job
 from fedloom.errors import TooFewAnswers
+from fedloom.files import write_json
 from fedloom.methods import describe
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.evaluation import Evaluator, Scores
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.folder import RunFolder, write_json
+from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.scores import Record, result, round_scores, total
@@ -29,7 +29,7 @@ from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Watcher
 
 if TYPE_CHECKING:
-    from fedloom.analysis.recorder import Recorder
+    from fedloom.diagnose.recorder import Recorder
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
@@ -223,7 +223,7 @@ class Runner:
     def _make_recorder(self) -> Recorder | None:
         if self.experiment.config.diagnose is None:
             return None
-        from fedloom.analysis.recorder import Recorder
+        from fedloom.diagnose.recorder import Recorder
 
         return Recorder(self.experiment, None if self.folder is None else self.folder.diagnostics)
 
@@ -270,17 +270,6 @@ class Runner:
         with timed("saving"):
             self._checkpoints.save(snapshot, self._changed)
         self._saved, self._changed = self.done, set()
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """The bytes of a sum depend on how many threads share it; a run always uses one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _mean_loss(r: Round) -> float | None:

@@ -16,9 +16,9 @@ import torch
 
 from fedloom.data import load
 from fedloom.deploy.check.case import Case
-from fedloom.deploy.site import Site
+from fedloom.deploy.site import SiteData
 from fedloom.engines import check_device
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 from fedloom.errors import BadInput, suggestion
 
 FLWR = "1.41.0"
@@ -41,7 +41,7 @@ def site_name(case: Case) -> str:
 def data(case: Case) -> str:
     """Whether the rows can be read and divided as the federation does."""
     config, settings = case.config, case.settings
-    site = Site(config, settings) if settings else None
+    site = SiteData(config, settings) if settings else None
     source = site.source if site else load(config.data, label=config.label)
     counts = np.bincount(source.y, minlength=source.classes).tolist()
     by_class = dict(zip(source.class_names, counts, strict=True))
@@ -86,7 +86,8 @@ def state_folder(case: Case) -> str:
 
 def _kept(folder: Path) -> str:
     found = {
-        states.parent.name: len(Vault(states).names()) for states in sorted(folder.glob("*/states"))
+        states.parent.name: len(SiteStore(states).names())
+        for states in sorted(folder.glob("*/states"))
     }
     return ", ".join(f"{name} ({n} states)" for name, n in found.items()) or "no experiment yet"
 

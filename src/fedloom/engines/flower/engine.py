@@ -24,7 +24,7 @@ from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job, JobOf
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Task
-from fedloom.engines.flower.phantom import Phantom
+from fedloom.engines.flower.expected_upload import ExpectedUpload
 from fedloom.errors import BadInput, FedloomError, TooFewClients
 
 log = logging.getLogger("fedloom")
@@ -141,7 +141,7 @@ class Flower(Engine):
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._program, self._data = program, data
-        self._phantom = Phantom(program, data.classes, data.kind == "text")
+        self._phantom = ExpectedUpload(program, data.classes, data.kind == "text")
 
     def present(self, clients: int) -> Sequence[int]:
         end, told = time.monotonic() + self.patience, -1

@@ -25,7 +25,7 @@ from fedloom.core.program import Program
 from fedloom.core.site import CPU
 from fedloom.engines.flower.engine import Flower, Line, Roster
 from fedloom.engines.flower.node import Node, client_app
-from fedloom.engines.flower.vault import Vault
+from fedloom.engines.flower.site_store import SiteStore
 
 SITES = "sites"
 """Folder of a run with what its clients keep."""
@@ -114,7 +114,7 @@ class InProcess(Flower):
 
         def node(context: Context) -> Node:
             cid = int(context.node_config["client"])
-            vault = Vault(sites / str(cid))
+            vault = SiteStore(sites / str(cid))
             return Node(program, data.client(cid), vault, self.device)
 
         app = client_app(node, lambda context: dict(context.node_config))

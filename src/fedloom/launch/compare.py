@@ -13,10 +13,11 @@ from typing import Any
 from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.errors import BadInput
+from fedloom.files import write_json
+from fedloom.launch.start import Given, difference, engine_of, go_on, start
 from fedloom.methods import parse_method
 from fedloom.runs.experiment import Experiment, Model
-from fedloom.runs.folder import RunPaths, write_json
-from fedloom.runs.launch import Given, difference, engine_of, go_on, start
+from fedloom.runs.folder import RunPaths
 from fedloom.runs.scores import Record
 from fedloom.runs.watcher import Watcher
 

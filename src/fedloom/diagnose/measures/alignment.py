@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.cka import cka_between_clients
-from fedloom.analysis.finding import When
-from fedloom.analysis.measures.base import Measure, Options, Outcome
 from fedloom.analysis.ridge_probe import in_few_columns
-from fedloom.analysis.snapshots import ClientView, Snapshots
+from fedloom.diagnose.finding import When
+from fedloom.diagnose.measures.base import Measure, Options, Outcome
+from fedloom.diagnose.snapshots import ClientView, Snapshots
 
 
 class Alignment(Measure):

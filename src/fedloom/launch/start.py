@@ -12,13 +12,15 @@ from typing import Any
 from fedloom.core.method import Method
 from fedloom.core.tree import State
 from fedloom.data import FederatedData, load
+from fedloom.diagnose.finding import chosen
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput, RunFolderError
+from fedloom.files import write_json
 from fedloom.methods import describe
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT, Experiment, Model
-from fedloom.runs.folder import RunFolder, RunPaths, write_json
+from fedloom.runs.folder import RunFolder, RunPaths
 from fedloom.runs.runner import Runner
 from fedloom.runs.scores import Record
 from fedloom.runs.store import ClientStates
@@ -164,7 +166,7 @@ def stopped_at(
     path: str | Path, *, method: Method | None = None, data: Any = None, model: Model | None = None
 ) -> tuple[Experiment, Snapshot, list[str]]:
     """A run's experiment, its newest good checkpoint, and a sentence for every damaged one."""
-    experiment = _rebuilt(path, "analysis.Snapshots.of", method, data, model)
+    experiment = _rebuilt(path, "diagnose.Snapshots.of", method, data, model)
     paths = RunPaths(path)
     _check_same_data(experiment, paths)
     states = ClientStates(int(experiment.config.memory * 2**20))
@@ -207,7 +209,10 @@ def difference(config: RunConfig) -> str:
 
 
 def _check_diagnosable(experiment: Experiment, engine: Engine) -> None:
-    if experiment.config.diagnose is not None and engine.keeps_states:
+    if experiment.config.diagnose is None:
+        return
+    chosen(experiment.config.diagnose)  # a misspelt name should not cost the rounds before it
+    if engine.keeps_states:
         raise BadInput(
             "with this engine clients keep their models to themselves, so nothing can be diagnosed"
             " on the way; leave out diagnose, or choose another engine"

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from fedloom.analysis.drift import feature_drift
 from fedloom.analysis.fisher import discriminant, fisher, fisher_within_classes
-from fedloom.analysis.measures.base import (
+from fedloom.analysis.overlap import Overlap, centroid_ratio, feature_collapse
+from fedloom.analysis.separation import class_separation
+from fedloom.diagnose.measures.base import (
     LayerMeasure,
     Outcome,
     columns_of,
     mean,
     means_of,
 )
-from fedloom.analysis.overlap import Overlap, centroid_ratio, feature_collapse
-from fedloom.analysis.separation import class_separation
-from fedloom.analysis.snapshots import ClientView
+from fedloom.diagnose.snapshots import ClientView
 
 SEEN = 1
 """Training rows that make a class a seen one."""

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from fedloom.analysis.finding import Finding, chosen
-from fedloom.analysis.layers import WIDEST
-from fedloom.analysis.measures import MEASURES, Measure, Options
-from fedloom.analysis.measures.base import Outcome
-from fedloom.analysis.snapshots import Snapshots
+from fedloom.core.threads import one_thread
+from fedloom.diagnose.finding import Finding, chosen
+from fedloom.diagnose.layers import WIDEST
+from fedloom.diagnose.measures import MEASURES, Measure, Options
+from fedloom.diagnose.measures.base import Outcome
+from fedloom.diagnose.snapshots import Snapshots
 from fedloom.errors import FedloomError
-from fedloom.runs.folder import jsonable
-from fedloom.runs.runner import one_thread
+from fedloom.files import jsonable
 
 Progress = Callable[[str, int, int], None]
 """Told what begins (a client looked at, a diagnostic concluded), the steps done, and all steps."""
@@ -35,7 +35,7 @@ def study(
     What cannot be measured is a finding that says why. `seconds` is filled with what each
     diagnostic took; the first to ask for a model pays for its training.
 
-    >>> from fedloom.runs.launch import run
+    >>> from fedloom.launch.start import run
     >>> of = Snapshots.of(run("fedavg", rounds=1, clients=3, partition="iid"))
     >>> [(found.snapshot, found.layer) for found in study(of, "cka")][:3]
     [('before', 'body.1'), ('before', 'body'), ('before', 'head')]

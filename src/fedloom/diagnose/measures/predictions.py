@@ -13,10 +13,10 @@ from torch import Tensor
 from fedloom.analysis.calibration import BINS, Calibration, calibration_of_clients
 from fedloom.analysis.classifier_bias import classifier_bias, prior_agreement
 from fedloom.analysis.ensemble import logit_average, probability_average
-from fedloom.analysis.finding import When
-from fedloom.analysis.measures.base import Measure, Options, Outcome, PerClient
-from fedloom.analysis.snapshots import ClientView, ModelView, Snapshots
 from fedloom.analysis.temperature import fit_temperature, tempered
+from fedloom.diagnose.finding import When
+from fedloom.diagnose.measures.base import Measure, Options, Outcome, PerClient
+from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
 
 SEEN_AT_LEAST = (1, 10)
 """Training rows that make a class a seen one: both are reported."""

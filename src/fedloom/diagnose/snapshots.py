@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fedloom.analysis.layers import columns, outputs, representations
-from fedloom.analysis.samples import ROWS, Sample, Samples
 from fedloom.core.data import ClientData, HeldRows
 from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
@@ -23,12 +21,14 @@ from fedloom.core.round import Round, send
 from fedloom.core.site import SCAN_ROWS, Visit
 from fedloom.core.tree import State, place, place_state
 from fedloom.data import FederatedData
+from fedloom.diagnose.layers import columns, outputs, representations
+from fedloom.diagnose.samples import ROWS, Sample, Samples
 from fedloom.engines import check_device
 from fedloom.errors import BadInput
 
 if TYPE_CHECKING:
+    from fedloom.launch.start import Result
     from fedloom.runs.experiment import Experiment
-    from fedloom.runs.launch import Result
 
 CLIENTS = 8
 MEMBERS = 18
@@ -169,7 +169,7 @@ class ClientView:
 class Snapshots:
     """A run between two rounds, and some of its clients to look at.
 
-    >>> from fedloom.runs.launch import run
+    >>> from fedloom.launch.start import run
     >>> ended = run("fedavg", rounds=1, clients=3, partition="iid")
     >>> snapshots = Snapshots.of(ended, rows=100, clients=2)
     >>> found = snapshots.client(2).after.features(snapshots.samples.balanced)
@@ -223,7 +223,7 @@ class Snapshots:
         `clients` is how many to look at. What the run was given as Python objects (`data`,
         `model`, `method`) must be given again.
         """
-        from fedloom.runs.launch import Result, stopped_at
+        from fedloom.launch.start import Result, stopped_at
 
         if isinstance(run, Result):
             experiment, done = run.experiment, len(run.experiment.plans)

@@ -20,9 +20,9 @@ from fedloom.core.program import Program
 from fedloom.core.rng import generator, rng_scope
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.site import Site, Visit
+from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, Tree
 from fedloom.methods import parse_method, register
-from fedloom.runs.runner import one_thread
 
 CLIENTS, CLASSES, FEATURES, INPUTS, ROWS, BATCH = 4, 5, 12, 16, 13, 7
 """All different, so that a size tells what it counts."""

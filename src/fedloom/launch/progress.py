@@ -20,7 +20,7 @@ from rich.text import Text
 
 from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
-from fedloom.runs.compare import Comparison
+from fedloom.launch.compare import Comparison
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.runs.scores import Record

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from fedloom.analysis import layers
-from fedloom.analysis.layers import inner_layers, outputs, representations
-from fedloom.analysis.samples import Samples
-from fedloom.analysis.snapshots import Snapshots
 from fedloom.core.digest import receipt, state_sha256
 from fedloom.core.net import Net
+from fedloom.diagnose import layers
+from fedloom.diagnose.layers import inner_layers, outputs, representations
+from fedloom.diagnose.samples import Samples
+from fedloom.diagnose.snapshots import Snapshots
 from fedloom.errors import BadInput, CheckpointError, FedloomError, RunFolderError
-from fedloom.runs.launch import Result
+from fedloom.launch.start import Result
 from helpers import StopAt, digits
 
 SMALL: dict[str, Any] = {"model": "mlp(hidden=[12, 8])", "clients": 4, "rounds": 2}

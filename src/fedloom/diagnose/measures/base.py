@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fedloom.analysis.finding import When
-from fedloom.analysis.snapshots import ClientView, Snapshots
+from fedloom.diagnose.finding import When
+from fedloom.diagnose.snapshots import ClientView, Snapshots
 
 Numbers = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from fedloom.core.message import Down, Plan
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Job, bundle
 from fedloom.engines.bundle import Bundle, opened, portions
-from fedloom.engines.freight import SMALL, receive, send
+from fedloom.engines.pipe_codec import SMALL, receive, send
 from helpers import digest
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]

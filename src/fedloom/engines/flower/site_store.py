@@ -17,7 +17,7 @@ from fedloom.core.digest import digest
 from fedloom.core.tree import State
 from fedloom.core.wire import pack, unpack
 from fedloom.errors import FedloomError
-from fedloom.runs.folder import sync_folder
+from fedloom.files import sync_folder
 
 _STATE = re.compile(r"(\d+)-([0-9a-f]{64})\.state")
 _DAY = 86400.0
@@ -27,13 +27,13 @@ class LostState(FedloomError):
     """The server counts on a state that is not here."""
 
 
-class Vault:
+class SiteStore:
     """The states of one client in one run, numbered as they are made.
 
     >>> import torch
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as scratch:
-    ...     vault = Vault(Path(scratch))
+    ...     vault = SiteStore(Path(scratch))
     ...     first = vault.put({"model": {"w": torch.ones(1)}}, None)
     ...     second = vault.put({"model": {"w": torch.zeros(1)}}, first)
     ...     third = vault.put({"model": {"w": torch.ones(2)}}, second)

@@ -8,15 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedloom.analysis.finding import NAMES, Finding, chosen
-from fedloom.analysis.measures import Options
-from fedloom.analysis.samples import ROWS, Samples
-from fedloom.analysis.snapshots import CLIENTS, Snapshots
-from fedloom.analysis.study import Progress, study
 from fedloom.core.tree import State
 from fedloom.data import FederatedData
+from fedloom.diagnose.finding import NAMES, Finding, chosen
+from fedloom.diagnose.measures import Options
+from fedloom.diagnose.samples import ROWS, Samples
+from fedloom.diagnose.snapshots import CLIENTS, Snapshots
+from fedloom.diagnose.study import Progress, study
 from fedloom.errors import BadInput
-from fedloom.runs.folder import RunFolder, jsonable, write_atomic
+from fedloom.files import jsonable, write_atomic
+from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedloom.data import Seats
+from fedloom.data import RemoteData
 from fedloom.data.source import Kind
 from fedloom.deploy.settings import NAME, Settings
 from fedloom.errors import BadInput, RunFolderError
+from fedloom.files import write_json
 from fedloom.runs.config import checked
-from fedloom.runs.folder import write_json
 
 log = logging.getLogger("fedloom")
 
@@ -40,7 +40,7 @@ class Hello(Alike):
     torch: str
 
 
-class Books:
+class SiteRegistry:
     """Site -> client id, and the kind of data all of them hold.
 
     The first site to come says what the data is like. That is written down, for this run and its
@@ -79,10 +79,10 @@ class Books:
         log.info("site %s is client %d", hello.site, self._ids[hello.site])
         return self._ids[hello.site]
 
-    def seats(self) -> Seats:
+    def seats(self) -> RemoteData:
         """The federation as the server knows it, once a site is there."""
         assert self._alike is not None, "no site was admitted"
-        return Seats(self.places, **dict(self._alike))
+        return RemoteData(self.places, **dict(self._alike))
 
     def settle(self) -> None:
         """Write down who is who, and what their data is like."""

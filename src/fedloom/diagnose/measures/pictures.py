@@ -12,15 +12,15 @@ from torch import Tensor
 
 from fedloom.analysis.ellipses import ClassEllipses, class_ellipses
 from fedloom.analysis.geometry import principal_components
-from fedloom.analysis.measures.base import Measure, Options, Outcome
 from fedloom.analysis.neighbours import (
     NEIGHBOURS,
     neighbour_purity,
     purity_within_classes,
     silhouette,
 )
-from fedloom.analysis.snapshots import ClientView, Snapshots
 from fedloom.analysis.tsne import FEWEST_ROWS, Panel, joint_tsne, pick_rows
+from fedloom.diagnose.measures.base import Measure, Options, Outcome
+from fedloom.diagnose.snapshots import ClientView, Snapshots
 
 MOST_ROWS = 600
 """Of all clients together in one snapshot."""

@@ -29,7 +29,7 @@ Form = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
 MOST_ROWS = 32
 
 
-class Phantom:
+class ExpectedUpload:
     """A client that exists only to be compared with."""
 
     def __init__(self, program: Program, classes: int, tokens: bool) -> None:

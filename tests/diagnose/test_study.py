@@ -13,22 +13,22 @@ import pytest
 import torch
 
 import fedloom as fl
-from fedloom.analysis import recorder
 from fedloom.analysis.calibration import calibration_of_clients
-from fedloom.analysis.finding import NAMES, Finding, chosen
 from fedloom.analysis.fisher import fisher
 from fedloom.analysis.mdl import mdl_online
-from fedloom.analysis.measures import MEASURES, Options
 from fedloom.analysis.separation import class_separation
-from fedloom.analysis.snapshots import Snapshots
-from fedloom.analysis.study import study
-from fedloom.analysis.summary import findings_table
 from fedloom.core.digest import state_sha256
+from fedloom.diagnose import recorder
+from fedloom.diagnose.finding import NAMES, Finding, chosen
+from fedloom.diagnose.measures import MEASURES, Options
+from fedloom.diagnose.snapshots import Snapshots
+from fedloom.diagnose.study import study
+from fedloom.diagnose.summary import findings_table
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, UnknownName
+from fedloom.launch.start import Result, resume, start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.launch import Result, resume, start
 from helpers import StopAt, fedloom
 
 SMALL: dict[str, Any] = {"model": "mlp(hidden=[12, 8])", "clients": 5, "rounds": 2}
@@ -184,7 +184,7 @@ def test_an_extractor_all_share_is_coded_once(
 ) -> None:
     """Balanced rows: one code before for all 3 clients and 3 after, for each of 3 layers; own rows
     6 for each layer, the pool 2."""
-    from fedloom.analysis.measures import description
+    from fedloom.diagnose.measures import description
 
     asked: list[object] = []
 
@@ -543,7 +543,7 @@ def test_the_package_offers_functions_by_name() -> None:
     x = torch.eye(4)
     assert fl.analysis.linear_cka(x, x).value == pytest.approx(1)
     assert fl.analysis.calibration(torch.tensor([[1.0, 0.0]]), torch.tensor([0])).ece == 0
-    assert fl.analysis.study is study
+    assert fl.diagnose.study is study
     assert all(callable(getattr(fl.analysis, name)) for name in dir(fl.analysis))
     with pytest.raises(AttributeError, match="linear_kca"):
         _ = fl.analysis.linear_kca

@@ -16,10 +16,10 @@ from fedloom.errors import BadInput
 
 
 @dataclass(frozen=True)
-class Seats:
+class RemoteData:
     """What a server knows of its sites.
 
-    >>> seats = Seats(3, (1, 8, 8), ("cat", "dog"), "image")
+    >>> seats = RemoteData(3, (1, 8, 8), ("cat", "dog"), "image")
     >>> len(seats), seats.classes
     (3, 2)
     """

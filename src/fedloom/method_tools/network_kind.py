@@ -10,13 +10,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedloom.core.net import Net
 
-Family = Literal["text", "batch_norm", "cnn", "other"]
+NetworkKind = Literal["text", "batch_norm", "cnn", "other"]
 
 
-def family(net: Net) -> Family:
+def network_kind(net: Net) -> NetworkKind:
     """By the layers that make the representation; what a method adds behind it does not count.
 
-    >>> family(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
+    >>> network_kind(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
     'other'
     """
     if net.input_dtype == torch.int64:

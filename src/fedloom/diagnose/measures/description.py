@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fedloom.analysis.code_length import CodeLength, in_bits
 from fedloom.analysis.mdl import PROBES, mdl_online, mdl_reprieve, mdl_table
-from fedloom.analysis.measures.base import Measure, Options, Outcome, PerClient, mean
-from fedloom.analysis.snapshots import ClientView, Snapshots
 from fedloom.analysis.tsne import pick_rows
+from fedloom.diagnose.measures.base import Measure, Options, Outcome, PerClient, mean
+from fedloom.diagnose.snapshots import ClientView, Snapshots
 from fedloom.errors import UnknownName
 
 ESTIMATORS: dict[str, Callable[..., CodeLength]] = {"online": mdl_online, "reprieve": mdl_reprieve}

@@ -1,0 +1,1 @@
+"""What several methods need beside mathematics: rows per client, constants sent once."""
