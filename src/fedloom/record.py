@@ -237,8 +237,8 @@ class SharedTensor:
     name: str
     """slice/key"""
     shape: tuple[int, ...]
-    type: str
-    bytes: int
+    dtype: str
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -246,22 +246,23 @@ class SharedSet:
     """What one message brings to the server; written when something is shared for the first time
     and known by its number from there on."""
 
-    set: int
+    number: int
     tensors: tuple[SharedTensor, ...]
     numbers: tuple[str, ...]
     """Names of the plain numbers beside the tensors: rows, loss, scores."""
 
     @property
-    def bytes(self) -> int:
+    def nbytes(self) -> int:
         """Of the tensors."""
-        return sum(tensor.bytes for tensor in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 @dataclass(frozen=True)
 class SharedBy:
     """Who shared which set."""
 
-    set: int
+    number: int
+    """Of the set."""
     clients: tuple[int, ...]
 
 
