@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import torch
@@ -290,14 +289,18 @@ class LedgerStep:
 
 LedgerLine = SharedSet | LedgerStep
 
+_adapters: dict[Any, TypeAdapter[Any]] = {}
 
-@cache
+
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
+    """Made once for every kind: that takes longer than a hundred records."""
+    if kind not in _adapters:
+        _adapters[kind] = TypeAdapter(kind)
+    return _adapters[kind]
 
 
 def dump(record: object) -> dict[str, Any]:
-    """A record in JSON's types."""
+    """A record in JSON's types; NaN is left for whoever writes it."""
     plain: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json")
     return plain
 
@@ -309,7 +312,8 @@ def load(kind: type[Kept], value: object, where: str) -> Kept:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(map(str, first["loc"])) or "the whole"
+        name = getattr(kind, "__name__", str(kind))
         raise RunFolderError(
-            f"{where} is not a {kind.__name__} ({at}: {first['msg'].lower()}); restore the file"
+            f"{where} is not a {name} ({at}: {first['msg'].lower()}); restore the file"
         ) from None
     return record

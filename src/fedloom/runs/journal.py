@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypeVar
 
-from fedloom.errors import BadInput
-from fedloom.files import jsonable, sync_folder
+from fedloom.errors import BadInput, RunFolderError
+from fedloom.files import jsonable, sync_folder, write_json
+from fedloom.record import dump, load
+
+Kept = TypeVar("Kept")
 
 
 class Journal:
@@ -16,10 +19,11 @@ class Journal:
     only the last one, and a torn line is as good as not written.
 
     >>> from tempfile import TemporaryDirectory
+    >>> from fedloom.record import SharedBy
     >>> with TemporaryDirectory() as scratch, Journal.open(Path(scratch) / "m.jsonl") as journal:
-    ...     journal.append({"round": 1, "loss": float("inf")})
-    ...     journal.read(journal.path)
-    [{'round': 1, 'loss': None}]
+    ...     journal.append(SharedBy(number=0, clients=(3, 5)))
+    ...     read_records(journal.path, SharedBy)
+    [SharedBy(number=0, clients=(3, 5))]
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -34,10 +38,9 @@ class Journal:
         sync_folder(path.parent)
         return journal
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Add a line and hand it to the operating system; NaN and infinities become null."""
-        line = json.dumps(jsonable(record), allow_nan=False, ensure_ascii=False)
-        self._file.write(line.encode() + b"\n")
+    def append(self, record: object) -> None:
+        """Add a record as a line and hand it to the operating system."""
+        self._file.write(line_of(record))
         self._file.flush()
 
     def position(self) -> int:
@@ -69,15 +72,6 @@ class Journal:
         """Close the file; what was appended stays."""
         self._file.close()
 
-    @staticmethod
-    def read(path: Path, start: int = 0) -> list[dict[str, Any]]:
-        """All complete lines from a `position` on, also of a journal that is being written."""
-        try:
-            data = path.read_bytes()[start:]
-        except OSError as error:
-            raise BadInput(f"cannot read the journal {path}: {error}") from error
-        return [_record(path, i, line) for i, line in enumerate(data.split(b"\n")[:-1], start=1)]
-
     def __enter__(self) -> Self:
         return self
 
@@ -89,14 +83,45 @@ class Journal:
         self._file.seek(to_bytes)  # appending needs no seek, but `position` does
 
 
-def _record(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def line_of(record: object) -> bytes:
+    """A record as a line of a journal; NaN and infinities become null."""
+    line = json.dumps(jsonable(dump(record)), allow_nan=False, ensure_ascii=False)
+    return line.encode() + b"\n"
+
+
+def read_records(path: Path, kind: type[Kept], start: int = 0) -> list[Kept]:
+    """All complete lines from a `position` on, also of a journal that is being written; none where
+    there is no file."""
     try:
-        record = json.loads(line)
+        data = path.read_bytes()[start:]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise RunFolderError(f"cannot read the journal {path}: {error}") from error
+    lines = data.split(b"\n")[:-1]
+    return [_parsed(kind, line, f"{path}, line {i}") for i, line in enumerate(lines, start=1)]
+
+
+def read_record(path: Path, kind: type[Kept]) -> Kept:
+    """The one record of a file."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunFolderError(f"cannot read {path} ({error.strerror}); restore it") from None
+    return _parsed(kind, data, str(path))
+
+
+def write_record(path: Path, record: object) -> None:
+    """A file of one record."""
+    write_json(path, dump(record))
+
+
+def _parsed(kind: type[Kept], data: bytes, where: str) -> Kept:
+    try:
+        value: Any = json.loads(data)
     except ValueError as error:
-        raise BadInput(f"{path}, line {number} is not JSON ({error}); restore the file") from None
-    if not isinstance(record, dict):
-        raise BadInput(f"{path}, line {number} is not a JSON object; restore the file")
-    return record
+        raise RunFolderError(f"{where} is not JSON ({error}); restore the file") from None
+    return load(kind, value, where)
 
 
 def _complete_bytes(path: Path, block: int = 1 << 16) -> int:
