@@ -31,7 +31,7 @@ _HOME = {
     "Term": "fedloom.core.term",
     "Opt": "fedloom.core.phase",
     "Phase": "fedloom.core.phase",
-    "Protocol": "fedloom.core.evaluate",
+    "Protocol": "fedloom.core.protocol",
     "register": "fedloom.methods",
 }
 _PACKAGES = ("analysis", "diagnose", "loggers")

@@ -16,8 +16,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.core.evaluate import PROTOCOLS, Protocol
 from fedloom.core.method import Method
+from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.data import augmentations, modifiers, partitions, shifts, splits
 from fedloom.data.hub import KNOWN, mirror
 from fedloom.data.load import names as data_names

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -152,8 +153,8 @@ def run_command(
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
-    from fedloom.launch.progress import profile_table, summary_table
     from fedloom.launch.start import engine_of, start
+    from fedloom.launch.terminal import profile_table, summary_table
     from fedloom.runs.experiment import Experiment
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
@@ -192,7 +193,7 @@ def compare_command(
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
     from fedloom.launch.compare import compare
-    from fedloom.launch.progress import comparison_table
+    from fedloom.launch.terminal import comparison_table
 
     folder = chosen.out or _new_folder("compare")
     given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
@@ -201,35 +202,41 @@ def compare_command(
         _loggers(log) as loggers,
         _bar(quiet, runs=len(names) * seeds) as bar,
     ):
-        found = compare(
+        comparison = compare(
             names,
             chosen.data,
             seeds=range(seeds),
             model=chosen.model,
-            watch=lambda label, i, n: _watchers(loggers, bar, label, i),
+            watch=lambda label, over: _watchers(loggers, bar, label, over),
             overwrite=overwrite,
+            progress=False,
             **given,
         )
-    _show(None if quiet or as_json else comparison_table(found))
+    _show(None if quiet or as_json else comparison_table(comparison))
     if not quiet and not as_json:
         out.print(f"runs: {folder}")
-    _print_json({**found.as_record(), "run": folder}, as_json)
+    _print_json({**comparison.as_json(), "run": folder}, as_json)
 
 
 @app.command()
 def resume(
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     *,
+    rounds: Annotated[
+        int | None, typer.Option(help="Give the run more rounds, also one that has ended.", min=1)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     log: Log = None,
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
-    from fedloom.launch.progress import summary_table
     from fedloom.launch.start import resume as go_on
+    from fedloom.launch.terminal import summary_table
 
     with _stoppable(str(run), log=log), _loggers(log) as loggers, _bar(quiet) as bar:
-        result = go_on(run, watchers=_watchers(loggers, bar, str(run)))
+        result = go_on(
+            run, rounds=rounds, watchers=_watchers(loggers, bar, str(run)), progress=False
+        )
     for warning in result.warnings:
         _note(warning)
     _show(None if quiet or as_json else summary_table(result.summary))
@@ -275,7 +282,7 @@ def partition(
     chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed})
     from fedloom.data.picture import bubble_svg
     from fedloom.files import write_atomic
-    from fedloom.launch.progress import partition_table
+    from fedloom.launch.terminal import partition_table
     from fedloom.runs.experiment import federated
 
     data = federated(chosen)
@@ -320,14 +327,14 @@ def ledger(
     as_json: Json = False,
 ) -> None:
     """What left which client in which round: names, shapes and bytes."""
-    from fedloom.launch.progress import ledger_tables
+    from fedloom.launch.terminal import ledger_tables
     from fedloom.runs.folder import RunPaths
     from fedloom.runs.ledger import Account
 
     account = Account.read(RunPaths(run).ledger)
     for table in [] if as_json else ledger_tables(account):
         out.print(table)
-    _print_json(account.as_record(), as_json)
+    _print_json(account.as_json(), as_json)
 
 
 @app.command()
@@ -351,16 +358,17 @@ def diagnose(
     from fedloom.diagnose.measures import Options
     from fedloom.diagnose.recorder import diagnose as measured
     from fedloom.diagnose.summary import Steps, findings_table
+    from fedloom.record import dump
 
     options = Options(estimator, probe)
     with Steps(err, quiet) as steps:
-        found, warnings = measured(
+        findings, warnings = measured(
             run, only, rows=rows, clients=clients, options=options, progress=steps.begin
         )
     for warning in warnings:
         _note(warning)
-    _show(None if quiet or as_json else findings_table(found))
-    _print_json({"run": str(run), "findings": [f.as_record() for f in found]}, as_json)
+    _show(None if quiet or as_json else findings_table(findings))
+    _print_json({"run": str(run), "findings": list(map(dump, findings))}, as_json)
 
 
 @app.command()
@@ -486,8 +494,11 @@ def _show(table: Any) -> None:
         out.print(table)
 
 
-def _print_json(record: dict[str, Any], wanted: bool) -> None:
+def _print_json(value: Any, wanted: bool) -> None:
+    """A record, or plain values, as the last line."""
     if wanted:
         from fedloom.files import jsonable
+        from fedloom.record import dump
 
-        print(json.dumps(jsonable(record)), flush=True)
+        plain = dump(value) if is_dataclass(value) else value
+        print(json.dumps(jsonable(plain)), flush=True)

@@ -117,6 +117,15 @@ class Score:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The number that stands for a step in the run's curve, as the protocol averages clients."""
+
+    at: At
+    metric: str
+    value: Number
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One step of a run: a training round, a special round of a part, or the final adaptation."""
 
@@ -136,8 +145,8 @@ class RoundRecord:
     """Client -> why its answer does not count."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the parts' `aggregate` left for the reader, by the part's name."""
-    stop: str | None = None
-    """Why a watcher ended the training here."""
+    headline: Headline | None = None
+    """The number of the run's curve, where this step has one."""
 
     def score(self, at: At) -> Score | None:
         """The score of this key, if it was taken in this step."""

@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from fedloom.analysis.tables import Numbers, row_counts, same_length, shares
-from fedloom.core.evaluate import summarize
 from fedloom.errors import BadInput
+from fedloom.record import Spread
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Fairness:
     """Accuracy over the clients of one round.
 
     `mean`, `weighted`, `std` (over K, not K - 1) and `worst_decile` are those of every record in a
-    journal (`core.evaluate.summarize`).
+    journal (`record.Spread`).
     """
 
     clients: int
@@ -61,22 +61,22 @@ def fairness(accuracy: ArrayLike, n: ArrayLike) -> Fairness:
     """
     a, rows = shares(accuracy, "accuracy"), row_counts(n)
     same_length(accuracy=a, n=rows)
-    common = summarize(a.tolist(), rows.tolist())
-    upside_down = summarize((-a).tolist(), rows.tolist())
+    common = Spread.of(a.tolist(), rows.tolist())
+    upside_down = Spread.of((-a).tolist(), rows.tolist())
     low, middle, high = (float(q) for q in np.quantile(a, [0.25, 0.5, 0.75]))
     lowest = int(a.argmin())
     noise = noise_variance(a, rows)
     return Fairness(
         clients=len(a),
-        mean=common["mean"],
-        weighted=common["weighted"],
-        std=common["std"],
-        worst_decile=common["worst_decile"],
-        best_decile=-upside_down["worst_decile"],
+        mean=common.mean,
+        weighted=common.weighted,
+        std=common.std,
+        worst_decile=common.worst_decile,
+        best_decile=-upside_down.worst_decile,
         quartiles=(low, middle, high),
         worst=float(a[lowest]),
         worst_interval=_wilson(a[lowest], rows[lowest]),
-        worst_by_chance=lowest_by_chance(common["weighted"], rows),
+        worst_by_chance=lowest_by_chance(common.weighted, rows),
         jain=_jain(a),
         gini=_gini(a),
         entropy=_entropy(a),

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.block import Block
-from fedloom.core.evaluate import FINAL, Ask, Moment, adapt, score_client
+from fedloom.core.evaluate import FINAL, Ask, adapt, score_client
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.rng import rng_scope
+from fedloom.core.score import ClientScore, Moment
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, clone_state, plain_state
@@ -67,8 +68,9 @@ class _Call:
     def answer(self, ask: Ask | None) -> tuple[Up, State]:
         """What goes up and what is kept, measured and checked."""
         visit, site = self.visit, self.site
-        up, metrics = _UPLOADS[site.plan.kind](site, self.kept, ask)
-        # Twice: `site.down` is a copy on another device, and `receive` runs before `arrived`.
+        up, scores = _UPLOADS[site.plan.kind](site, self.kept, ask)
+        # Both are compared: on another device `site.down` is a copy, and `receive` has run before
+        # `arrived` was taken.
         if _marks(site.down) != self.arrived or _marks(visit.down.state) != self.sent:
             raise LeakError(
                 f"client {site.cid}, {site.plan}: a hook changed what was received; copy it first"
@@ -77,9 +79,8 @@ class _Call:
         check_kept(site)
         kept = {name: tree for name, tree in site.own.items() if tree}
         up, kept = plain_state(up), plain_state(kept)
-        if site.mean_loss is not None:
-            metrics = {"loss": site.mean_loss, **metrics}
-        return Up(up, len(visit.data.train), metrics), kept
+        metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
+        return Up(up, len(visit.data.train), metrics, scores), kept
 
 
 def _learn(site: Site) -> None:
@@ -90,17 +91,17 @@ def _learn(site: Site) -> None:
         adapt(site)
 
 
-_Uploaded = tuple[State, dict[str, float]]
+_Uploaded = tuple[State, tuple[ClientScore, ...]]
 
 
 def _train(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
-    metrics = _measure(site, ask, "trained")
+    scores = _measure(site, ask, "trained")
     up: State = {}
     for part in site.method.parts:
         before = _marks(site.own)
         up |= part.finish(site)
         _check_writes(site, before, part.name)
-    return up, metrics
+    return up, scores
 
 
 def _special(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
@@ -108,7 +109,7 @@ def _special(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
     owner = site.program.owner(site.plan)
     up = owner.special(site)
     site.own = kept | {k: t for k, t in site.own.items() if k == owner.name}
-    return up, {}
+    return up, ()
 
 
 def _adapt(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
@@ -121,13 +122,12 @@ _UPLOADS = {"train": _train, "special": _special, "adapt": _adapt}
 """By a plan's kind: from a trained site to the upload; `kept` is what it had before training."""
 
 
-def _measure(site: Site, ask: Ask | None, moment: Moment) -> dict[str, float]:
+def _measure(site: Site, ask: Ask | None, moment: Moment) -> tuple[ClientScore, ...]:
     if ask is None or moment not in ask.moments:
-        return {}
+        return ()
     with timed("evaluation"), rng_scope(*site.plan.key, site.cid, "evaluate", moment):
         state = site.method.personalize(site)
-        scores = score_client(site.program, site.cid, site.data, state, moment, ask)
-    return {f"{at}/{name}": v for at, found in scores.items() for name, v in found.items()}
+        return tuple(score_client(site.program, site.cid, site.data, state, moment, ask))
 
 
 def check_upload(site: Site, up: State) -> None:

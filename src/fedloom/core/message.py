@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Generator
 
 from fedloom.core.rng import generator
+from fedloom.core.score import ClientScore
 from fedloom.core.tree import State
 
 Kind = Literal["train", "special", "adapt"]
@@ -57,8 +58,12 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    """One client to the server. What trains is in `state`; `metrics` are only logged."""
+    """One client to the server. What trains is in `state`; the rest is only logged."""
 
     state: State
     n: int
+    """Training rows of the client."""
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Of the training: `loss`."""
+    scores: tuple[ClientScore, ...] = ()
+    """Measured inside the call, where the trained model was at hand anyway."""

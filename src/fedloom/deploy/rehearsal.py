@@ -20,9 +20,9 @@ from fedloom.deploy.processes import ChildFailed, free_ports
 from fedloom.deploy.project import Project
 from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
-from fedloom.launch.progress import newest_accuracy
+from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.journal import Journal
+from fedloom.runs.journal import read_records
 
 UNLIKE = "dirichlet(alpha=0.3)"
 """How the digits are divided: sites differ in how many rows they have, and of what."""
@@ -81,19 +81,19 @@ class Rehearsal:
             run = federation.submit()
             self._follow(federation, run, rounds)
             run.wait(self._left())
-        records = Journal.read(RunPaths(run.out / "run").metrics)
+        records = read_records(RunPaths(run.out / "run").metrics, RoundRecord)
         outcomes = [_outcome(project, name) for name in federation.nodes]
-        return Rehearsed(outcomes, newest_shared(run.out), [r["seconds"] for r in records])
+        return Rehearsed(outcomes, newest_shared(run.out), [record.seconds for record in records])
 
     def _follow(self, federation: DeployedFederation, run: Run, rounds: int) -> None:
         """Show the rounds as the server writes them down, until the run is over."""
         line = self._progress.add_task("rounds", total=rounds)
         file = RunPaths(run.out / "run").metrics
         while run.child.alive:
-            records = Journal.read(file) if file.exists() else []
-            found = newest_accuracy(records[-1]) if records else None
-            said = "rounds" if found is None else f"rounds (accuracy {100 * found:.1f} %)"
-            self._progress.update(line, completed=len(records), description=said)
+            records = read_records(file, RoundRecord)
+            newest = records[-1].headline if records else None
+            status = "" if newest is None else f" ({newest.metric} {100 * newest.value:.1f} %)"
+            self._progress.update(line, completed=len(records), description=f"rounds{status}")
             for child in (federation.link, *federation.nodes.values()):
                 if not child.alive:
                     raise ChildFailed(f"{child.name} ended with code {child.code}:\n{child.tail()}")

@@ -13,11 +13,13 @@ from fedloom.deploy.site_registry import SiteRegistry
 from fedloom.engines import Job
 from fedloom.engines.flower import Flower, Line, Roster
 from fedloom.errors import BadInput
-from fedloom.launch.start import Result, difference, go_on, start
+from fedloom.launch.start import go_on, start
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.scores import Record
-from fedloom.runs.watcher import Watcher
+from fedloom.runs.result import Result
+from fedloom.runs.stored import difference
+from fedloom.runs.watcher import RunView, Watcher
 
 log = logging.getLogger("fedloom")
 
@@ -65,29 +67,25 @@ class Log(Watcher):
     def __init__(self, books: SiteRegistry) -> None:
         self.books = books
 
-    def begun(self, experiment: Experiment, done: int) -> None:
+    def begun(self, run: RunView) -> None:
         """How much is left."""
-        log.info("%d of %d steps are done", done, len(experiment.plans))
+        log.info("%d of %d steps are done", run.done, len(run.experiment.plans))
 
-    def step(self, record: Record) -> None:
+    def step(self, run: RunView, record: RoundRecord) -> None:
         """A line for a round."""
-        names = ", ".join(f"{self.books.name(cid)} ({why})" for cid, why in _absent(record))
-        scores = ", ".join(f"{at} {s['mean']:.3f}" for at, s in record["scores"].items())
+        names = ", ".join(f"{self.books.name(cid)} ({why})" for cid, why in record.absent.items())
+        scores = ", ".join(f"{score.at} {score.spread().mean:.3f}" for score in record.scores)
         log.info(
             "round %d (%s): %d sites, loss %s%s%s, %.1f s",
-            record["round"],
-            record["kind"],
-            len(record["cohort"]) - len(_absent(record)),
-            "-" if record["loss"] is None else f"{record['loss']:.4f}",
+            record.round,
+            record.kind,
+            len(record.cohort) - len(record.absent),
+            "-" if record.loss is None else f"{record.loss:.4f}",
             f", {scores}" if scores else "",
             f", absent: {names}" if names else "",
-            record["seconds"],
+            record.seconds,
         )
 
-    def ended(self, summary: Record) -> None:
+    def ended(self, run: RunView, summary: Summary) -> None:
         """The result."""
-        log.info("done: accuracy %.4f, state %s", summary["accuracy"], summary["state_sha256"][:12])
-
-
-def _absent(record: Record) -> list[tuple[int, str]]:
-    return [(int(cid), why) for cid, why in record.get("absent", {}).items()]
+        log.info("done: accuracy %.4f, state %s", summary.accuracy, summary.state_sha256[:12])

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from fedloom.core.data import ClientData
-from fedloom.core.evaluate import Moment, model_at
+from fedloom.core.evaluate import model_at
 from fedloom.core.rng import rng_scope
+from fedloom.core.score import Moment
 from fedloom.core.site import Visit
 from fedloom.data import FederatedData, RemoteData, Source, federate, load
 from fedloom.deploy.personal import save_personal

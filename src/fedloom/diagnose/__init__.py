@@ -6,12 +6,12 @@ for finding in fl.diagnose.study(fl.diagnose.Snapshots.of("runs/mine"), "mdl, ck
     print(finding.name, finding.layer, finding.result)
 """
 
-from fedloom.diagnose.finding import Finding
 from fedloom.diagnose.measures import Options
 from fedloom.diagnose.recorder import diagnose
 from fedloom.diagnose.samples import Sample, Samples
 from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
 from fedloom.diagnose.study import study
+from fedloom.record import Finding
 
 __all__ = [
     "ClientView",

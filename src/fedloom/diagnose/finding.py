@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
 
 from fedloom.errors import BadInput, UnknownName
 
@@ -22,32 +20,6 @@ NAMES = (
     "ellipses",
 )
 """Every diagnostic of a run, in the order in which they are written."""
-
-When = Literal["before", "after", "final", "both"]
-"""The model as received, after the next local training, as adapted at the end; or before and after
-in one line."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One measure of one round, of one layer where it has one, in plain values."""
-
-    round: int
-    name: str
-    snapshot: When
-    layer: str | None
-    data: str
-    settings: dict[str, Any]
-    result: dict[str, Any]
-
-    @property
-    def skipped(self) -> str | None:
-        """Why there is no number, if there is none."""
-        return self.result.get("skipped")
-
-    def as_record(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
 
 def chosen(names: str | Iterable[str] | None) -> tuple[str, ...]:

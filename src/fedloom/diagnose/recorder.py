@@ -2,69 +2,65 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from fedloom.core.tree import State
+from fedloom.core.stopwatch import timed
 from fedloom.data import FederatedData
-from fedloom.diagnose.finding import NAMES, Finding, chosen
+from fedloom.diagnose.finding import NAMES, chosen
 from fedloom.diagnose.measures import Options
 from fedloom.diagnose.samples import ROWS, Samples
 from fedloom.diagnose.snapshots import CLIENTS, Snapshots
 from fedloom.diagnose.study import Progress, study
 from fedloom.errors import BadInput
-from fedloom.files import jsonable, write_atomic
+from fedloom.files import write_atomic
+from fedloom.record import Finding, RoundRecord
+from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.journal import Journal
-
-if TYPE_CHECKING:
-    from fedloom.runs.experiment import Experiment
-
-Line = dict[str, Any]
+from fedloom.runs.journal import line_of, read_records
+from fedloom.runs.watcher import RunView, Watcher
 
 
-class Recorder:
-    """Measures an experiment every `diagnose_every` rounds and at the end; changes nothing of it.
+class Recorder(Watcher):
+    """Measures a run every `diagnose_every` rounds and at the end; changes nothing of it.
 
     What it measures of a round depends on the run's states alone, so a run that goes on after a
     stop takes up lines of the rounds it kept and writes those after them again.
     """
 
-    def __init__(self, experiment: Experiment, path: Path | None) -> None:
+    def __init__(self, experiment: Experiment) -> None:
         if not isinstance(experiment.data, FederatedData):
             raise BadInput("the clients' data is at their sites; leave out diagnose")
-        config = experiment.config
-        self.experiment, self.path = experiment, path
-        self.lines: list[Line] = []
-        self._names = chosen(config.diagnose)
+        self.findings: list[Finding] = []
+        self._names = chosen(experiment.config.diagnose)
         self._samples = Samples(experiment.data, experiment.program.clients)
 
-    def start(self, done: int) -> None:
-        """Drop the lines of rounds after so many plans."""
-        rounds = [plan.t for plan in self.experiment.plans[:done] if plan.kind == "train"]
+    def begun(self, run: RunView) -> None:
+        rounds = [record.round for record in run.records if record.kind == "train"]
         last = max(rounds, default=0)
-        self.lines = [line for line in read_lines(self.path) if line["round"] <= last]
-        if self.path is not None:
-            _write(self.path, self.lines)
+        if run.folder is not None:
+            path = run.folder.diagnostics
+            self.findings = [f for f in read_records(path, Finding) if f.round <= last]
+            write_atomic(path, b"".join(map(line_of, self.findings)))
+        if run.records:
+            self.step(run, run.records[-1])
 
-    def record(self, done: int, server: State, clients: Mapping[int, State]) -> None:
-        """The lines of the round that was done last, if it is due and has none."""
-        plan = self.experiment.plans[done - 1]
-        missing = [n for n in self._names if (plan.t, n) not in _heads(self.lines)]
-        if plan.kind != "train" or not self._due(plan.t) or not missing:
+    def step(self, run: RunView, record: RoundRecord) -> None:
+        known = {(f.round, f.name) for f in self.findings}
+        missing = [n for n in self._names if (record.round, n) not in known]
+        config = run.experiment.config
+        due = record.round % config.diagnose_every == 0 or record.round == config.rounds
+        if record.kind != "train" or not due or not missing:
             return
-        snapshots = Snapshots(self.experiment, server, clients, done, samples=self._samples)
-        new = _lines(study(snapshots, missing))
-        self.lines += new
-        if self.path is not None:
-            _append(self.path, new)
-
-    def _due(self, t: int) -> bool:
-        config = self.experiment.config
-        return t % config.diagnose_every == 0 or t == config.rounds
+        with timed("evaluation"):
+            snapshots = Snapshots(
+                run.experiment, run.server, run.clients, run.done, samples=self._samples
+            )
+            new = study(snapshots, missing)
+        self.findings += new
+        if run.folder is not None:
+            append_all(run.folder.diagnostics, new)
 
 
 def diagnose(
@@ -87,39 +83,18 @@ def diagnose(
 
 def save(path: Path, findings: Sequence[Finding]) -> None:
     """Put findings in a run's file, in place of those of the same round and name."""
-    new = _lines(findings)
-    replaced = _heads(new)
-    kept = [line for line in read_lines(path) if (line["round"], line["name"]) not in replaced]
-    _write(path, sorted([*kept, *new], key=lambda line: (line["round"], _place(line["name"]))))
+    replaced = {(f.round, f.name) for f in findings}
+    kept = [f for f in read_records(path, Finding) if (f.round, f.name) not in replaced]
+    every = sorted([*kept, *findings], key=lambda f: (f.round, _place(f.name)))
+    write_atomic(path, b"".join(map(line_of, every)))
 
 
-def read_lines(path: Path | None) -> list[Line]:
-    """All complete lines, none where there is no file."""
-    return [] if path is None or not path.exists() else Journal.read(path)
-
-
-def _write(path: Path, lines: Iterable[Line]) -> None:
-    write_atomic(path, _text(lines))
-
-
-def _append(path: Path, lines: Iterable[Line]) -> None:
+def append_all(path: Path, findings: Iterable[Finding]) -> None:
     """All lines of a round at once: Ctrl-C leaves all of them or none."""
     with open(path, "ab") as file:
-        file.write(_text(lines).encode())
+        file.write(b"".join(map(line_of, findings)))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _text(lines: Iterable[Line]) -> str:
-    return "".join(json.dumps(x, allow_nan=False, ensure_ascii=False) + "\n" for x in lines)
-
-
-def _lines(findings: Sequence[Finding]) -> list[Line]:
-    return [jsonable(finding.as_record()) for finding in findings]
-
-
-def _heads(lines: Iterable[Line]) -> set[tuple[int, str]]:
-    return {(line["round"], line["name"]) for line in lines}
 
 
 def _place(name: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
+from fedloom.core.score import GLOBAL
 from fedloom.core.site import SCAN_ROWS, Visit
 from fedloom.core.tree import State, place, place_state
 from fedloom.data import FederatedData
@@ -25,10 +26,11 @@ from fedloom.diagnose.layers import columns, outputs, representations
 from fedloom.diagnose.samples import ROWS, Sample, Samples
 from fedloom.engines import check_device
 from fedloom.errors import BadInput
-
-if TYPE_CHECKING:
-    from fedloom.launch.start import Result
-    from fedloom.runs.experiment import Experiment
+from fedloom.runs.experiment import Experiment
+from fedloom.runs.folder import RunPaths
+from fedloom.runs.given import rebuilt
+from fedloom.runs.result import Result
+from fedloom.runs.stored import newest_states
 
 CLIENTS = 8
 MEMBERS = 18
@@ -223,12 +225,11 @@ class Snapshots:
         `clients` is how many to look at. What the run was given as Python objects (`data`,
         `model`, `method`) must be given again.
         """
-        from fedloom.launch.start import Result, stopped_at
-
         if isinstance(run, Result):
             experiment, done = run.experiment, len(run.experiment.plans)
             return cls(experiment, run.server, run.clients, done, rows=rows, count=clients)
-        experiment, found, warnings = stopped_at(run, **objects)
+        experiment = rebuilt(run, "diagnose.Snapshots.of", **objects)
+        found, warnings = newest_states(experiment, RunPaths(run))
         return cls(
             experiment,
             found.server,
@@ -255,7 +256,7 @@ class Snapshots:
         with rng_scope(*self._plan.key, "aggregated"):
             split = HeldRows(rows.inputs, rows.y)
             score = score_rows(self.program, self.program.nets[0], split, state, "global")
-        return score["accuracy"], None
+        return score[GLOBAL]["accuracy"], None
 
     @cached_property
     def _round(self) -> Round:

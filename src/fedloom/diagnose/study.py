@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from fedloom.core.threads import one_thread
-from fedloom.diagnose.finding import Finding, chosen
+from fedloom.diagnose.finding import chosen
 from fedloom.diagnose.layers import WIDEST
 from fedloom.diagnose.measures import MEASURES, Measure, Options
 from fedloom.diagnose.measures.base import Outcome
 from fedloom.diagnose.snapshots import Snapshots
 from fedloom.errors import FedloomError
 from fedloom.files import jsonable
+from fedloom.record import Finding
 
 Progress = Callable[[str, int, int], None]
 """Told what begins (a client looked at, a diagnostic concluded), the steps done, and all steps."""

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.diagnose.finding import Finding
+from fedloom.record import Finding
 
 Number = float | None
 

@@ -10,9 +10,10 @@ from typing import Protocol
 import torch
 
 from fedloom.core.data import Federation
-from fedloom.core.evaluate import Ask, Score
+from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Up
 from fedloom.core.program import Program
+from fedloom.core.score import ClientScore
 from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
 from fedloom.errors import BadInput, UnknownName, needs_extra
@@ -67,8 +68,8 @@ class Engine(Protocol):
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
-    ) -> Iterator[tuple[int, dict[str, Score]]]:
-        """Scores by "moment/split" of every client that answers."""
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
+        """The scores of every client that answers."""
 
     def close(self) -> None:
         """Let go of processes and memory."""

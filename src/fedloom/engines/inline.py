@@ -9,9 +9,10 @@ import torch
 
 from fedloom.core.client import client
 from fedloom.core.data import Federation, data_of
-from fedloom.core.evaluate import Ask, Score, evaluate
+from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.message import Up
 from fedloom.core.program import Program
+from fedloom.core.score import ClientScore
 from fedloom.core.site import CPU, Visit
 from fedloom.core.stopwatch import Stopwatch
 from fedloom.core.tree import State
@@ -36,7 +37,7 @@ class Inline(Engine):
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
-    ) -> Iterator[tuple[int, dict[str, Score]]]:
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
         for cid in ids:
             yield cid, evaluate(self._visit(job(cid)), ask)
 

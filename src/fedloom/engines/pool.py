@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from fedloom.core.data import Federation, size_of
-from fedloom.core.evaluate import Ask, Score
+from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
 from fedloom.core.program import Program
+from fedloom.core.score import ClientScore
 from fedloom.core.site import CPU
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
@@ -61,12 +62,12 @@ class Pool(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up, State]]:
         for answers, states in self._ask_all(ids, job, "client", ask):
-            for (cid, n, metrics), up, kept in zip(answers, states[::2], states[1::2], strict=True):
-                yield cid, Up(up, n, metrics), kept
+            for (cid, *beside), up, kept in zip(answers, states[::2], states[1::2], strict=True):
+                yield cid, Up(up, *beside), kept
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
-    ) -> Iterator[tuple[int, dict[str, Score]]]:
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
         for answers, _ in self._ask_all(ids, job, "evaluate", ask):
             yield from answers
 

@@ -184,7 +184,7 @@ def _numbers(visit: Visit) -> int:
 def _same(a: Answer, b: Answer) -> bool:
     """Every byte, and every digit of the metrics."""
     (up, kept), (up_b, kept_b) = a, b
-    told, told_b = ([u.n, *map(repr, u.metrics.items())] for u in (up, up_b))
+    told, told_b = ([u.n, *map(repr, u.metrics.items()), repr(u.scores)] for u in (up, up_b))
     return (
         told == told_b and _bytes(up.state) == _bytes(up_b.state) and _bytes(kept) == _bytes(kept_b)
     )

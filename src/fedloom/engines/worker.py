@@ -84,9 +84,12 @@ class Worker:
         if head["task"] == "evaluate":
             assert ask is not None
             return [(visit.cid, evaluate(visit, ask)) for visit in visits], []
-        found = self.blocks.answer(visits, ask)
-        told = [(v.cid, up.n, dict(up.metrics)) for v, (up, _) in zip(visits, found, strict=True)]
-        return told, [state for up, kept in found for state in (up.state, kept)]
+        answers = self.blocks.answer(visits, ask)
+        heads = [
+            (visit.cid, up.n, dict(up.metrics), up.scores)
+            for visit, (up, _) in zip(visits, answers, strict=True)
+        ]
+        return heads, [state for up, kept in answers for state in (up.state, kept)]
 
     def _visit(self, job: Job) -> Visit:
         data = data_of(self.data, job.cid)

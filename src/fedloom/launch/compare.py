@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json
-from fedloom.launch.start import Given, difference, engine_of, go_on, start
+from fedloom.launch import tables
+from fedloom.launch.notebook import as_html
+from fedloom.launch.progress import python_bar
+from fedloom.launch.start import engine_of, go_on, start, with_settings
 from fedloom.methods import parse_method
+from fedloom.record import Summary
+from fedloom.runs.config import RunSettings
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.scores import Record
+from fedloom.runs.given import Given
+from fedloom.runs.journal import read_record
+from fedloom.runs.stored import difference
 from fedloom.runs.watcher import Watcher
 
-Watch = Callable[[str, int, int], Sequence[Watcher]]
-"""(label, which run, of how many) -> watchers of that run."""
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+Watch = Callable[[str, int], Sequence[Watcher]]
+"""(label, how many runs are over) -> watchers of the next run."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +39,45 @@ class Row:
     """One method over all seeds."""
 
     label: str
-    summaries: list[Record]
-
-    def over_seeds(self, key: str) -> tuple[float, float]:
-        """Mean and standard deviation over seeds (0 for a single one)."""
-        values = [float(s[key]) for s in self.summaries]
-        return fmean(values), stdev(values) if len(values) > 1 else 0.0
+    summaries: list[Summary]
 
     @property
-    def megabytes(self) -> float:
-        """Sent per client over the run, in millions of bytes."""
-        return fmean(s["bytes_up"] / s["clients"] / 1e6 for s in self.summaries)
+    def accuracies(self) -> list[float]:
+        """One for each seed."""
+        return [summary.accuracy for summary in self.summaries]
 
-    def as_record(self) -> Record:
-        """For JSON."""
-        accuracy, deviation = self.over_seeds("accuracy")
+    @property
+    def accuracy(self) -> float:
+        """Mean over seeds."""
+        return fmean(self.accuracies)
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds; a single one has none."""
+        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """In JSON's types: means over seeds, and the values of every seed."""
         return {
             "method": self.label,
-            "accuracy": accuracy,
-            "accuracy_std_over_seeds": deviation,
-            "worst_decile": self.over_seeds("worst_decile")[0],
-            "megabytes_up_per_client": self.megabytes,
-            "seconds": self.over_seeds("seconds")[0],
-            "runs": [s["run"] for s in self.summaries],
+            "accuracy": self.accuracy,
+            "accuracy_std_over_seeds": self.deviation,
+            "worst_decile": fmean(s.worst_decile for s in self.summaries),
+            "megabytes_up_per_client": fmean(s.bytes_up / s.clients / 1e6 for s in self.summaries),
+            "seconds": fmean(s.seconds for s in self.summaries),
+            "seeds": [
+                {
+                    "seed": summary.seed,
+                    "accuracy": summary.accuracy,
+                    "worst_decile": summary.worst_decile,
+                    "newcomers": summary.newcomers and summary.newcomers.value,
+                    "seconds": summary.seconds,
+                    "state_sha256": summary.state_sha256,
+                    "stopped": summary.stopped,
+                    "run": summary.run,
+                }
+                for summary in self.summaries
+            ],
         }
 
 
@@ -62,11 +87,42 @@ class Comparison:
 
     rows: list[Row]
 
-    def as_record(self) -> Record:
-        """For JSON."""
-        return {"methods": [row.as_record() for row in self.rows]}
+    @property
+    def methods(self) -> list[tuple[str, Sequence[Summary]]]:
+        """Labels with the summaries of their seeds."""
+        return [(row.label, row.summaries) for row in self.rows]
+
+    def to_pandas(self) -> DataFrame:
+        """A row for every method and seed."""
+        return tables.per_run(self.methods)
+
+    def to_csv(self) -> str:
+        """A line for every method: each seed's value, means and deviations."""
+        return tables.to_csv(self.methods)
+
+    def to_latex(self) -> str:
+        """A table for a paper, the best method in bold."""
+        return tables.to_latex(self.methods)
+
+    def as_json(self) -> dict[str, Any]:
+        """In JSON's types, as `comparison.json` holds it."""
+        return {"methods": [row.as_json() for row in self.rows]}
+
+    def __repr__(self) -> str:
+        lines = []
+        for row in self.rows:
+            spread = "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
+            lines.append(f"{row.label}: {100 * row.accuracy:.2f}{spread} %")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The table of the terminal, for notebooks."""
+        from fedloom.launch.terminal import comparison_table
+
+        return as_html(comparison_table(self))
 
 
+@with_settings
 def compare(
     methods: Sequence[str | Method],
     data: Any = "digits",
@@ -75,26 +131,27 @@ def compare(
     model: str | Model = "auto",
     watch: Watch | None = None,
     overwrite: bool = False,
-    **settings: Any,
+    progress: bool | None = None,
+    **settings: Unpack[RunSettings],
 ) -> Comparison:
     """Run every method with every seed; settings are the keys of `RunConfig`.
 
     With `out`, runs that ended in an earlier, interrupted comparison are not run again and one
-    that stopped half-way is resumed.
+    that stopped half-way is resumed. `watch` gives watchers to every run.
 
-    >>> found = compare(["local", "fedavg"], seeds=[0], rounds=1, clients=4, partition="iid")
-    >>> [row.label for row in found.rows]
+    >>> comparison = compare(["local", "fedavg"], seeds=[0], rounds=1, clients=4, partition="iid")
+    >>> [row.label for row in comparison.rows]
     ['local', 'fedavg']
     """
     if not methods or not seeds:
         raise BadInput("a comparison needs at least one method and one seed")
-    rows: list[Row] = []
-    for method in methods:
-        if isinstance(method, str):
-            parse_method(method)  # the last one misspelt should not cost the runs before it
+    if "seed" in settings:
+        raise BadInput("a comparison takes seeds=[0, 1, ...], not seed")
     everything = [Given(method, data, model) for method in methods]
+    _check_methods(everything)
     base = everything[0].config(settings)
-    with engine_of(base) as engine:
+    rows: list[Row] = []
+    with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:
         for given in everything:
             row = Row(given.label, [])
             for seed in seeds:
@@ -102,34 +159,49 @@ def compare(
                 config = config.changed(out=_folder(base.out, given.label, seed))
                 experiment = replace(given, data=data).build(config)
                 data = experiment.data  # decoded and divided once for all
-                which = len(rows) * len(seeds) + len(row.summaries)
-                watchers = watch(given.label, which, len(methods) * len(seeds)) if watch else ()
+                over = len(rows) * len(seeds) + len(row.summaries)
+                watchers = [*(watch(given.label, over) if watch else ()), *bar(given.label, over)]
                 row.summaries.append(_summary(experiment, engine, watchers, overwrite))
             rows.append(row)
     comparison = Comparison(rows)
     if base.out is not None:
-        write_json(Path(base.out) / "comparison.json", comparison.as_record())
+        write_json(Path(base.out) / "comparison.json", comparison.as_json())
     return comparison
+
+
+def _check_methods(everything: Sequence[Given]) -> None:
+    """The last method misspelt, or named twice, should not cost the runs before it."""
+    labels: set[str] = set()
+    folders: set[str] = set()
+    for given in everything:
+        if isinstance(given.method, str):
+            parse_method(given.method)
+        if given.label in labels:
+            raise BadInput(f"{given.label!r} is compared with itself; name it once")
+        labels.add(given.label)
+        folders.add(_slug(given.label))
+    if len(folders) < len(labels):
+        raise BadInput(f"two of {', '.join(sorted(labels))} would share a folder; rename one")
 
 
 def _summary(
     experiment: Experiment, engine: Engine, watchers: Sequence[Watcher], overwrite: bool
-) -> Record:
-    """Of a new run, of one that is there, or of one that stopped and goes on."""
+) -> Summary:
+    """Of a new run, of one that has ended, or of one that stopped and goes on."""
     out = experiment.config.out
     if out is None or overwrite or not RunPaths(out).config.exists():
         return start(experiment, engine, watchers, overwrite).summary
     if other := difference(experiment.config):
         raise BadInput(f"{out} holds {other}; give --overwrite or another --out")
     if RunPaths(out).summary.exists():
-        ended: Record = json.loads(RunPaths(out).summary.read_text(encoding="utf-8"))
-        return ended
+        return read_record(RunPaths(out).summary, Summary)
     return go_on(experiment, engine, watchers).summary
 
 
 def _folder(out: str | None, label: str, seed: int) -> str | None:
     """A readable folder for one run of a comparison."""
-    if out is None:
-        return None
-    slug = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
-    return str(Path(out) / f"{slug}-seed{seed}")
+    return None if out is None else str(Path(out) / f"{_slug(label)}-seed{seed}")
+
+
+def _slug(label: str) -> str:
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")

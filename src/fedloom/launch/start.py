@@ -1,83 +1,50 @@
-"""Start a run, go on with one, and hold what came out."""
+"""Start a run, go on with one, give one more rounds."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, Unpack
 
 from fedloom.core.method import Method
-from fedloom.core.tree import State
-from fedloom.data import FederatedData, load
 from fedloom.diagnose.finding import chosen
+from fedloom.diagnose.recorder import Recorder
 from fedloom.engines import Engine, make_engine
-from fedloom.errors import BadInput, RunFolderError
+from fedloom.errors import BadInput
 from fedloom.files import write_json
-from fedloom.methods import describe
-from fedloom.runs.checkpoint import Checkpoints, Snapshot
-from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import OBJECT, Experiment, Model
-from fedloom.runs.folder import RunFolder, RunPaths
+from fedloom.launch.progress import python_bar
+from fedloom.runs.checkpoint import Checkpoints
+from fedloom.runs.config import RunConfig, RunSettings
+from fedloom.runs.experiment import Experiment, Model
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.given import Given, rebuilt
+from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
-from fedloom.runs.scores import Record
-from fedloom.runs.store import ClientStates
+from fedloom.runs.stored import check_same_data, read_config
 from fedloom.runs.watcher import Watcher
 
-
-@dataclass(frozen=True)
-class Result:
-    """A run that ended: its summary, its journal, and every state."""
-
-    summary: Record
-    records: list[Record]
-    experiment: Experiment
-    server: State
-    clients: Mapping[int, State]
-    warnings: tuple[str, ...] = ()
-    diagnostics: Sequence[Record] = ()
-    """What `diagnose` recorded on the way."""
-
-    @property
-    def accuracy(self) -> float:
-        """The number of the run, as its protocol defines it."""
-        return float(self.summary["accuracy"])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Given:
-    """What a caller hands over: expressions for the configuration, objects beside it."""
-
-    method: str | Method
-    data: Any
-    model: str | Model
-
-    @property
-    def label(self) -> str:
-        """The method as it was written."""
-        return self.method if isinstance(self.method, str) else describe(self.method)
-
-    def config(self, settings: Mapping[str, Any]) -> RunConfig:
-        """The configuration, with a placeholder for what has no expression."""
-        data = self.data if isinstance(self.data, str) else OBJECT
-        model = self.model if isinstance(self.model, str) else OBJECT
-        return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
-
-    def build(self, config: RunConfig) -> Experiment:
-        """The experiment of a configuration and these objects."""
-        data = None if isinstance(self.data, str) else self.data
-        if data is not None and not isinstance(data, FederatedData):
-            data = load(data, normalize=config.normalization, image_size=config.image_size)
-        return Experiment.build(
-            config,
-            None if isinstance(self.method, str) else self.method,
-            data,
-            None if isinstance(self.model, str) else self.model,
+def with_settings(function: F) -> F:
+    """Show the keys of `RunConfig` in a function's signature, in place of `**settings`, so that
+    `help` and completion know them."""
+    signature = inspect.signature(function)
+    fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    keys = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
         )
+        for name, field in RunConfig.model_fields.items()
+        if name in RunSettings.__annotations__ and name not in signature.parameters
+    ]
+    function.__signature__ = signature.replace(parameters=[*fixed, *keys])  # type: ignore[attr-defined]
+    return function
 
 
+@with_settings
 def run(
     method: str | Method = "fedavg",
     data: Any = "digits",
@@ -85,20 +52,22 @@ def run(
     model: str | Model = "auto",
     watchers: Sequence[Watcher] = (),
     overwrite: bool = False,
-    **settings: Any,
+    progress: bool | None = None,
+    **settings: Unpack[RunSettings],
 ) -> Result:
     """Train and test one method; settings are the keys of `RunConfig`.
 
     `data` is a name, a path, a pair of arrays, a `Source`, or a `FederatedData` that is divided
-    already. Without `out` nothing is written.
+    already. Without `out` nothing is written. `progress` shows a bar, by default in a terminal or
+    a notebook.
 
-    >>> run("fedavg", rounds=2, clients=4, partition="iid").summary["rounds"]
+    >>> run("fedavg", rounds=2, clients=4, partition="iid").summary.rounds
     2
     """
     given = Given(method, data, model)
     experiment = given.build(given.config(settings))
-    with engine_of(experiment.config) as engine:
-        return start(experiment, engine, watchers, overwrite)
+    with engine_of(experiment.config) as engine, python_bar(progress) as bar:
+        return start(experiment, engine, [*watchers, *bar(given.label, 0)], overwrite)
 
 
 @contextmanager
@@ -123,119 +92,97 @@ def start(
     overwrite: bool = False,
 ) -> Result:
     """Run an experiment from the beginning, in its folder if it has one."""
-    _check_diagnosable(experiment, engine)
+    recorder = _recorder(experiment, engine)
     out = experiment.config.out
     if out is None:
-        return _finish(Runner(experiment, engine, None, watchers))
+        return _finish(Runner(experiment, engine, None, [*recorder, *watchers]), recorder)
     with RunFolder.create(out, overwrite) as folder:
         experiment.data.partition.save(folder.partition)
         folder.write_versions()
         # Last: a folder with a configuration is a run that can be resumed.
         write_json(folder.config, experiment.config.model_dump())
-        return _finish(Runner(experiment, engine, folder, watchers))
+        return _finish(Runner(experiment, engine, folder, [*recorder, *watchers]), recorder)
 
 
 def resume(
     path: str | Path,
     *,
+    rounds: int | None = None,
     method: Method | None = None,
     data: Any = None,
     model: Model | None = None,
     watchers: Sequence[Watcher] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Go on with a run that stopped, from its newest good checkpoint.
 
-    What the run was given as Python objects must be given again.
+    `rounds` gives a run more of them, also one that has ended: what comes after the last round
+    (special rounds, adaptation) is done once, at the new end. All other settings stay. What the
+    run was given as Python objects must be given again.
     """
-    experiment = _rebuilt(path, "resume", method, data, model)
-    with engine_of(experiment.config) as engine:
-        return go_on(experiment, engine, watchers)
+    experiment = rebuilt(path, "resume", method, data, model, rounds)
+    with engine_of(experiment.config) as engine, python_bar(progress) as bar:
+        return go_on(experiment, engine, [*watchers, *bar(str(path), 0)])
 
 
 def go_on(experiment: Experiment, engine: Engine, watchers: Sequence[Watcher] = ()) -> Result:
     """Restore an experiment from its folder and run what is left."""
-    _check_diagnosable(experiment, engine)
+    recorder = _recorder(experiment, engine)
     with RunFolder.open(str(experiment.config.out)) as folder:
-        _check_same_data(experiment, folder)
-        runner = Runner(experiment, engine, folder, watchers)
+        check_same_data(experiment, folder)
+        _extend(experiment, folder)
+        runner = Runner(experiment, engine, folder, [*recorder, *watchers])
         runner.restore()
-        return _finish(runner)
+        return _finish(runner, recorder)
 
 
-def stopped_at(
-    path: str | Path, *, method: Method | None = None, data: Any = None, model: Model | None = None
-) -> tuple[Experiment, Snapshot, list[str]]:
-    """A run's experiment, its newest good checkpoint, and a sentence for every damaged one."""
-    experiment = _rebuilt(path, "diagnose.Snapshots.of", method, data, model)
-    paths = RunPaths(path)
-    _check_same_data(experiment, paths)
-    states = ClientStates(int(experiment.config.memory * 2**20))
-    return experiment, *Checkpoints(paths.checkpoints).load_latest(states)
-
-
-def _rebuilt(
-    path: str | Path, call: str, method: Method | None, data: Any, model: Model | None
-) -> Experiment:
-    config = read_config(path)
-    for key, again in (("data", data), ("model", model)):
-        if getattr(config, key) == OBJECT and again is None:
-            raise BadInput(
-                f"the run in {path} was given its {key} as a Python object; give it again"
-                f" from Python: fedloom.{call}({str(path)!r}, {key}=...)"
-            )
-    given = Given(method or config.method, data or config.data, model or config.model)
-    # A folder that was moved is resumed where it is now.
-    return given.build(config.changed(out=str(path)))
-
-
-def read_config(path: str | Path) -> RunConfig:
-    """The configuration of a run folder."""
-    file = RunPaths(path).config
-    try:
-        return RunConfig.checked(json.loads(file.read_text(encoding="utf-8")))
-    except OSError:
-        raise RunFolderError(
-            f"there is no run in {path}: it has no {file.name}; check the path"
-        ) from None
-    except ValueError as e:
-        raise RunFolderError(f"{file} is not valid JSON ({e}); restore it") from None
-
-
-def difference(config: RunConfig) -> str:
-    """How the run that is in a configuration's folder differs from it; empty: not at all."""
-    there, asked = read_config(str(config.out)).model_dump(), config.model_dump()
-    other = [key for key in asked if asked[key] != there[key]]
-    return f"a run with {other[0]} = {there[other[0]]!r}, not {asked[other[0]]!r}" if other else ""
-
-
-def _check_diagnosable(experiment: Experiment, engine: Engine) -> None:
-    if experiment.config.diagnose is None:
+def _extend(experiment: Experiment, folder: RunFolder) -> None:
+    """Give the run in a folder as many rounds as the experiment has: it goes back to the end of
+    its training, and what came after that is done again later."""
+    before, rounds = read_config(folder.path), experiment.config.rounds
+    if rounds == before.rounds:
         return
-    chosen(experiment.config.diagnose)  # a misspelt name should not cost the rounds before it
+    checkpoints = Checkpoints(folder.checkpoints)
+    training = [i for i, p in enumerate(experiment.plans) if p.kind == "train"]
+    end = training[0] + before.rounds
+    usable = [step for step in checkpoints.steps() if step <= end]
+    trained = max(usable, default=training[0]) - training[0]
+    if rounds < before.rounds:
+        raise BadInput(
+            f"the run in {folder.path} has {before.rounds} rounds, more than {rounds}; only"
+            " further rounds can be added"
+        )
+    if experiment.protocol.full_last_round and before.participation < 1 and trained:
+        raise BadInput(
+            f"under protocol {before.protocol!r} everybody takes part in the last round, so the"
+            f" run in {folder.path} cannot be given more rounds; start a new one"
+        )
+    if checkpoints.steps() and not usable:
+        raise BadInput(
+            f"the run in {folder.path} has no checkpoint from before the end of its training, so"
+            " it cannot be given more rounds; start a new one"
+        )
+    # The configuration changes last: until then the run is the old one at the end of training.
+    checkpoints.drop_after(end)
+    folder.summary.unlink(missing_ok=True)
+    write_json(folder.config, before.changed(rounds=rounds).model_dump())
+
+
+def _recorder(experiment: Experiment, engine: Engine) -> list[Recorder]:
+    """The watcher that diagnoses on the way, where that was asked for."""
+    names = experiment.config.diagnose
+    if names is None:
+        return []
+    chosen(names)  # a misspelt name should not cost the rounds before it
     if engine.keeps_states:
         raise BadInput(
             "with this engine clients keep their models to themselves, so nothing can be diagnosed"
             " on the way; leave out diagnose, or choose another engine"
         )
+    return [Recorder(experiment)]
 
 
-def _check_same_data(experiment: Experiment, folder: RunPaths) -> None:
-    if not folder.partition.is_file():
-        raise RunFolderError(f"{folder.path} lacks {folder.partition.name}; start the run again")
-    now = experiment.data.partition
-    saved = type(now).load(folder.partition)
-    for what, is_now, was in (
-        ("data", now.source, saved.source),
-        ("partition", now.fingerprint, saved.fingerprint),
-    ):
-        if is_now != was:
-            raise BadInput(
-                f"the {what} of the run in {folder.path} changed (fingerprint {is_now[:12]}, was"
-                f" {was[:12]}); restore the data or start a new run"
-            )
-
-
-def _finish(runner: Runner) -> Result:
+def _finish(runner: Runner, recorder: Sequence[Recorder]) -> Result:
     summary = runner.run()
     return Result(
         summary,
@@ -244,5 +191,5 @@ def _finish(runner: Runner) -> Result:
         runner.server,
         runner.clients,
         tuple(runner.warnings),
-        runner.diagnostics,
+        [finding for one in recorder for finding in one.findings],
     )

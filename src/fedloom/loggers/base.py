@@ -4,19 +4,31 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fedloom.errors import BadInput
 from fedloom.methods import describe
-from fedloom.runs.experiment import Experiment
+from fedloom.record import RoundRecord, Summary, dump
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record
-from fedloom.runs.watcher import Watcher
+from fedloom.runs.journal import Journal, read_records
+from fedloom.runs.watcher import RunView, Watcher
 
-STATISTICS = ("mean", "weighted", "worst_decile", "std")
-"""What is logged of every scored "moment/split"."""
+Plain = dict[str, Any]
+"""Values by name, in JSON's types."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line of `logged.jsonl`: how far a log has come."""
+
+    log: str | None = None
+    """What the tool finds its log by; the first line."""
+    step: int | None = None
+    """A step that was logged."""
+    summary: bool = False
+    """The summary was logged."""
 
 
 class Logger(Watcher, ABC):
@@ -38,49 +50,48 @@ class Logger(Watcher, ABC):
         self._next = self._round = 0
         self._has_summary = False
 
-    def begun(self, experiment: Experiment, done: int) -> None:
+    def begun(self, run: RunView) -> None:
         """Begin a log, or go on with the one of a run that is resumed."""
         self.close()  # of a run before this one that failed
-        folder = self._folder(experiment)
+        folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        marks = Journal.open(folder / "logged.jsonl")
-        there = Journal.read(marks.path) if done else []
-        log = there[0]["log"] if there else None
+        journal = Journal.open(folder / "logged.jsonl")
+        marks = read_records(journal.path, Mark) if run.done else []
+        log = marks[0].log if marks else None
         anew = log is None or not self.appends
         if anew:
-            marks.truncate(0)
-            there = []
-        self._next = max((mark["step"] + 1 for mark in there if "step" in mark), default=0)
-        self._has_summary = any("summary" in mark for mark in there)
+            journal.truncate(0)
+            marks = []
+        self._next = max((mark.step + 1 for mark in marks if mark.step is not None), default=0)
+        self._has_summary = any(mark.summary for mark in marks)
         self._round = 0
-        opened = self._open(folder, describe(experiment.program.method), log)
-        self._marks = marks  # from here on there is something to close
+        log = self._open(folder, describe(run.experiment.program.method), log)
+        self._marks = journal  # from here on there is something to close
         if anew:
-            self._write_config(experiment.config.model_dump())
-            marks.append({"log": opened})
-        if done:
-            for record in Journal.read(RunPaths(str(experiment.config.out)).metrics):
-                self.step(record)
+            self._write_config(run.experiment.config.model_dump())
+            journal.append(Mark(log=log))
+        for record in run.records:
+            self.step(run, record)
 
-    def step(self, record: Record) -> None:
-        """Write a round, unless it is there."""
-        self._round = record["round"]
-        if record["step"] < self._next:
+    def step(self, run: RunView, record: RoundRecord) -> None:
+        """Write a round, unless the log has it."""
+        self._round = record.round
+        if record.step < self._next:
             return
         assert self._marks is not None
-        self._write(numbers(record), record)
-        self._marks.append({"step": record["step"]})
-        self._next = record["step"] + 1
+        self._write(numbers(record), record.step)
+        self._marks.append(Mark(step=record.step))
+        self._next = record.step + 1
 
-    def ended(self, summary: Record) -> None:
-        """Write the summary, unless it is there, and close."""
+    def ended(self, run: RunView, summary: Summary) -> None:
+        """Write the summary, unless the log has it, and close."""
         assert self._marks is not None
         if not self._has_summary:
-            self._write_summary(flat(summary))
-            self._marks.append({"summary": summary["accuracy"]})
+            self._write_summary(summary_values(summary))
+            self._marks.append(Mark(summary=True))
         self._end(well=True)
 
-    def stopped(self) -> None:
+    def stopped(self, run: RunView) -> None:
         """Close the log of a run that did not end well."""
         self.close()
 
@@ -101,30 +112,30 @@ class Logger(Watcher, ABC):
         self._marks = None
         self._close(well)
 
-    def _folder(self, experiment: Experiment) -> Path:
+    def _folder(self, run: RunView) -> Path:
         if self._given is not None:
             return self._given
-        if experiment.config.out is None:
+        if run.experiment.config.out is None:
             raise BadInput(
                 f"a run in memory has no folder for its {self.name} log; give the run `out`, or"
                 " the logger a folder"
             )
-        return RunPaths(experiment.config.out).log(self.name)
+        return RunPaths(run.experiment.config.out).log(self.name)
 
     @abstractmethod
     def _open(self, folder: Path, title: str, log: str | None) -> str:
         """Begin a log (None) or go on with that one; returns what to find it by."""
 
     @abstractmethod
-    def _write_config(self, config: Record) -> None:
+    def _write_config(self, config: Plain) -> None:
         """Every key of the configuration."""
 
     @abstractmethod
-    def _write(self, values: Mapping[str, float], record: Record) -> None:
-        """The numbers of a round, over `_round`."""
+    def _write(self, values: Mapping[str, float], step: int) -> None:
+        """The numbers of a step, over `_round`."""
 
     @abstractmethod
-    def _write_summary(self, summary: Record) -> None:
+    def _write_summary(self, summary: Plain) -> None:
         """The summary, flat."""
 
     @abstractmethod
@@ -132,34 +143,46 @@ class Logger(Watcher, ABC):
         """Let go of files and processes."""
 
 
-def numbers(record: Record) -> dict[str, float]:
+def numbers(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round by name; special rounds and the adaptation have names of their own.
 
-    >>> scores = {"final/test": {"mean": 1.0, "weighted": 1.0, "worst_decile": 1.0, "std": 0.0}}
-    >>> cost = {"loss": None, "bytes_up": 0, "bytes_down": 8, "seconds": 0.5}
-    >>> list(numbers({"kind": "adapt", "owner": "model", **cost, "scores": scores}))[:4]
+    >>> step = RoundRecord(9, 9, "adapt", "model", (), None, 0, 8, 0.5, {}, ())
+    >>> list(numbers(step))
     ['adapt/bytes_up', 'adapt/bytes_down', 'adapt/seconds', 'adapt/absent']
     """
-    kind = record["kind"]
-    prefix = {"train": "", "special": f"special/{record['owner']}/"}.get(kind, f"{kind}/")
-    cost = {key: record[key] for key in ("loss", "bytes_up", "bytes_down", "seconds")}
-    cost["absent"] = len(record.get("absent", ()))
-    found = {prefix + key: float(value) for key, value in cost.items() if value is not None}
-    for at, stats in record["scores"].items():
-        found |= {f"{at}/{key}": float(stats[key]) for key in STATISTICS}
-    return found
+    kind = record.kind
+    prefix = {"train": "", "special": f"special/{record.owner}/"}.get(kind, f"{kind}/")
+    loss = {} if record.loss is None else {f"{prefix}loss": record.loss}
+    values = {
+        **loss,
+        f"{prefix}bytes_up": float(record.bytes_up),
+        f"{prefix}bytes_down": float(record.bytes_down),
+        f"{prefix}seconds": record.seconds,
+        f"{prefix}absent": float(len(record.absent)),
+    }
+    for score in record.scores:
+        for metric in score.metrics:
+            for name, value in asdict(score.spread(metric)).items():
+                values[f"{score.at}/{metric}/{name}"] = value
+    return values
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> Record:
+def summary_values(summary: Summary) -> Plain:
+    """A summary on one level, without the values of single clients."""
+    values = flat(dump(summary))
+    return {key: value for key, value in values.items() if not isinstance(value, list)}
+
+
+def flat(nested: Mapping[str, Any], prefix: str = "") -> Plain:
     """One level, with the names of all levels.
 
     >>> flat({"rounds": 2, "activities": {"main": {"data": 0.5}}})
     {'rounds': 2, 'activities/main/data': 0.5}
     """
-    found: Record = {}
+    level: Plain = {}
     for key, value in nested.items():
         if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}/")
+            level |= flat(value, f"{prefix}{key}/")
         else:
-            found[prefix + key] = value
-    return found
+            level[prefix + key] = value
+    return level

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedloom.errors import needs_extra
-from fedloom.loggers.base import Logger
-from fedloom.runs.scores import Record
+from fedloom.loggers.base import Logger, Plain
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,18 +45,18 @@ class MLflow(Logger):
             self._client.update_run(log, status="RUNNING")
         return self._run
 
-    def _write_config(self, config: Record) -> None:
+    def _write_config(self, config: Plain) -> None:
         assert self._client is not None
         params = [self._entities.Param(key, str(value)) for key, value in config.items()]
         self._client.log_batch(self._run, params=params)
 
-    def _write(self, values: Mapping[str, float], record: Record) -> None:
+    def _write(self, values: Mapping[str, float], step: int) -> None:
         assert self._client is not None
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(k, v, now, self._round) for k, v in values.items()]
         self._client.log_batch(self._run, metrics)
 
-    def _write_summary(self, summary: Record) -> None:
+    def _write_summary(self, summary: Plain) -> None:
         assert self._client is not None
         for key, value in summary.items():
             if isinstance(value, int | float):

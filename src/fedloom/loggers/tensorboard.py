@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import needs_extra
-from fedloom.loggers.base import Logger
-from fedloom.runs.scores import Record
+from fedloom.loggers.base import Logger, Plain
 
 
 class TensorBoard(Logger):
@@ -39,21 +38,21 @@ class TensorBoard(Logger):
             self._add(session_log=start)
         return title
 
-    def _write_config(self, config: Record) -> None:
+    def _write_config(self, config: Plain) -> None:
         self._write_table("config", config)
 
-    def _write(self, values: Mapping[str, float], record: Record) -> None:
+    def _write(self, values: Mapping[str, float], step: int) -> None:
         scalar = self._summary.Summary.Value
         found = [scalar(tag=tag, simple_value=value) for tag, value in values.items()]
         self._add(summary=self._summary.Summary(value=found))
 
-    def _write_summary(self, summary: Record) -> None:
+    def _write_summary(self, summary: Plain) -> None:
         self._write_table("summary", summary)
 
     def _close(self, well: bool) -> None:
         self._writer.close()
 
-    def _write_table(self, tag: str, values: Record) -> None:
+    def _write_table(self, tag: str, values: Plain) -> None:
         rows = [f"| {key} | {_cell(value)} |" for key, value in values.items()]
         shown = "\n".join(["| key | value |", "| --- | --- |", *rows])
         text = self._summary.Summary.Value(

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedloom.errors import needs_extra
-from fedloom.loggers.base import Logger
-from fedloom.runs.scores import Record
+from fedloom.loggers.base import Logger, Plain
 
 if TYPE_CHECKING:
     from wandb import Run
@@ -58,15 +57,15 @@ class WandB(Logger):
         self._run.define_metric("*", step_metric="round")
         return self._run.id
 
-    def _write_config(self, config: Record) -> None:
+    def _write_config(self, config: Plain) -> None:
         assert self._run is not None
         self._run.config.update(config)  # type: ignore[no-untyped-call]
 
-    def _write(self, values: Mapping[str, float], record: Record) -> None:
+    def _write(self, values: Mapping[str, float], step: int) -> None:
         assert self._run is not None
-        self._run.log({"round": self._round, **values}, step=record["step"], commit=True)
+        self._run.log({"round": self._round, **values}, step=step, commit=True)
 
-    def _write_summary(self, summary: Record) -> None:
+    def _write_summary(self, summary: Plain) -> None:
         assert self._run is not None
         self._run.summary.update({f"summary/{key}": value for key, value in summary.items()})
 

@@ -120,6 +120,10 @@ class Checkpoints:
         self._prune(place.name)
         return place
 
+    def drop_after(self, step: int) -> None:
+        """Remove the checkpoints of later steps: the run takes another course from there."""
+        self._remove([name for name in self._newest_first() if _rank(name)[0] > step])
+
     def load_latest(
         self, into: MutableMapping[int, State] | None = None
     ) -> tuple[Snapshot, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -125,6 +125,46 @@ class RunConfig(BaseModel):
     def changed(self, **values: Any) -> Self:
         """The same with other values, validated."""
         return self.checked({**self.model_dump(), **values})
+
+
+class RunSettings(TypedDict, total=False):
+    """The keys of `RunConfig` that `run` and `compare` take by name, for type checkers; a test
+    keeps the two alike."""
+
+    partition: str
+    clients: int | None
+    split: str
+    shift: str | None
+    augment: str | None
+    normalize: Literal["auto", "half", "channel", "none"]
+    image_size: int | None
+    partition_seed: int
+    newcomers: int
+    rounds: int
+    participation: float
+    epochs: int | None
+    steps: int | None
+    batch_size: int | None
+    lr: float | None
+    momentum: float | None
+    weight_decay: float | None
+    clip: float | None
+    decay: float | None
+    drop_last: bool | None
+    replacement: bool | None
+    protocol: str
+    eval_every: int
+    diagnose: str | None
+    diagnose_every: int
+    seed: int
+    engine: str
+    workers: int
+    ray_address: str | None
+    min_clients: int
+    memory: float
+    device: str
+    checkpoint_every: int
+    out: str | None
 
 
 def checked(model: type[Model], given: Mapping[str, Any]) -> Model:

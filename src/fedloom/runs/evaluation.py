@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from fedloom.core.data import shared_test_id
-from fedloom.core.evaluate import Ask, Moment, Score
+from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan
 from fedloom.core.net import METHOD
 from fedloom.core.round import Round, send
+from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment
 from fedloom.core.tree import State
 from fedloom.engines import Engine, Job
+from fedloom.record import At, Group, Score
 from fedloom.runs.experiment import Experiment
 
-NEWCOMERS, SHARED = "newcomers/", "shared"
+WHOLE_MODELS = (PERSONAL, GLOBAL)
+"""They come first; single heads follow."""
 
 
-class Scores:
-    """Scores by "moment/split", then by client."""
+class ScoreSheet:
+    """The scores of one step as they come in."""
 
     def __init__(self) -> None:
-        self.at: dict[str, dict[int, Score]] = defaultdict(dict)
+        self._by_key: dict[At, dict[int, ClientScore]] = defaultdict(dict)
 
-    def read(self, cid: int, metrics: Mapping[str, float]) -> None:
-        """Take what was measured inside a client's call: flat keys "moment/split/name"."""
-        for key, value in metrics.items():
-            at, _, name = key.rpartition("/")
-            if at:
-                self.at[at].setdefault(cid, {})[name] = value
+    def add(self, cid: int, scores: Iterable[ClientScore], group: Group = "clients") -> None:
+        """Take what was measured at one client."""
+        for score in scores:
+            at = At(score.moment, score.split, score.model, group)
+            self._by_key[at][cid] = score
+
+    def scores(self) -> tuple[Score, ...]:
+        """Everything so far, in a fixed order of keys and clients."""
+        keys = sorted(self._by_key, key=lambda at: (at.model not in WHOLE_MODELS, at))
+        return tuple(Score.gathered(at.group, self._by_key[at]) for at in keys)
 
 
 class Evaluator:
@@ -56,27 +64,27 @@ class Evaluator:
         present: list[int],
         server: State,
         clients: Mapping[int, State],
-        scores: Scores,
+        sheet: ScoreSheet,
+        last: bool,
     ) -> None:
-        """Score the state after a round: every `eval_every` rounds and at the end, but never
-        between special rounds, where a part may not have its slice yet."""
+        """Score the state after a round: every `eval_every` rounds and after the last plan, but
+        never between special rounds, where a part may not have its slice yet."""
         plan, answered = done.plan, list(done.ups)
-        last = plan is self.experiment.plans[-1]
         if not last and not (plan.kind == "train" and self._due(plan)):
             return
-        if self.protocol.on == "shared":
-            if plan.kind != "adapt":  # which leaves the server as it was
-                self._score_shared(Round(self.program, plan, server), scores)
-            return
         r = Round(self.program, plan, server)
+        if self.protocol.on == "shared":
+            if plan.kind != "adapt":  # an adaptation leaves the server as it was
+                self._score_shared(r, sheet)
+            return
         ids = answered if self.protocol.clients == "cohort" else present
-        self._score(r, ids, self._moments_after(plan), clients, scores)
+        self._score(r, ids, self._moments_after(plan), clients, sheet)
         if self.protocol.moment == "trained" and self.protocol.clients == "all":
             absent = sorted(set(present) - set(answered))
-            self._score(r, absent, ("trained",), clients, scores)
+            self._score(r, absent, ("trained",), clients, sheet)
         if last and self.experiment.config.newcomers:
             joining = range(self.program.clients, len(self.experiment.data))
-            self._score(r, list(joining), ("received", "adapted"), clients, scores, NEWCOMERS)
+            self._score(r, joining, ("received", "adapted"), clients, sheet, "newcomers")
 
     def _due(self, plan: Plan) -> bool:
         config = self.experiment.config
@@ -93,11 +101,11 @@ class Evaluator:
     def _score(
         self,
         r: Round,
-        ids: list[int],
+        ids: Sequence[int],
         moments: tuple[Moment, ...],
         clients: Mapping[int, State],
-        scores: Scores,
-        prefix: str = "",
+        sheet: ScoreSheet,
+        group: Group = "clients",
     ) -> None:
         if not ids or not moments:
             return
@@ -106,16 +114,15 @@ class Evaluator:
         def job(cid: int) -> Job:
             return Job(cid, send(r, cid), clients.get(cid))
 
-        for cid, found in self.engine.evaluate(ids, job, ask):
-            for at, score in found.items():
-                scores.at[prefix + at][cid] = score
+        for cid, scores in self.engine.evaluate(ids, job, ask):
+            sheet.add(cid, scores, group)
 
-    def _score_shared(self, r: Round, scores: Scores) -> None:
-        """The global model on every shared test set."""
+    def _score_shared(self, r: Round, sheet: ScoreSheet) -> None:
+        """The global model on every shared test set, under the split that the protocol reports."""
         tests = [shared_test_id(i) for i in range(len(self.experiment.data.shared_tests))]
         message = Down(r.plan, {METHOD: r.server[METHOD]})
         ask = Ask(("received",), ("test",), "global")
-        for cid, found in self.engine.evaluate(tests, lambda i: Job(i, message, None), ask):
-            scores.at[f"{SHARED}/{self.protocol.split}"][shared_test_id(cid)] = found[
-                "received/test"
-            ]
+        for cid, scores in self.engine.evaluate(tests, lambda i: Job(i, message, None), ask):
+            split = self.protocol.split
+            named = [replace(score, split=split) for score in scores]
+            sheet.add(shared_test_id(cid), named, "shared tests")

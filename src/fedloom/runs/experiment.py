@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from fedloom.core.evaluate import PROTOCOLS, Protocol
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
+from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.data import FederatedData, Partition, RemoteData, Source, federate, load
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import describe, parse_method

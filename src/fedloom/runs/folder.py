@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -16,6 +17,7 @@ from filelock import FileLock, Timeout
 
 from fedloom.errors import RunFolderError
 from fedloom.files import sync_folder, write_atomic, write_json
+from fedloom.record import FORMAT
 
 _LOCK = "fedloom.lock"
 _PID = "fedloom.pid"
@@ -23,12 +25,14 @@ _LOGS = ("tensorboard", "wandb", "mlflow")
 
 
 def current_versions() -> dict[str, str | int]:
-    """What computes: the versions and the thread count that decide a run's last bits."""
+    """What computes: the versions and the thread count that decide a run's last bits; and the
+    format in which the folder is written."""
     try:
         fedloom = version("fedloom")
     except PackageNotFoundError:
         fedloom = "not installed"
     return {
+        "format": FORMAT,
         "fedloom": fedloom,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -63,6 +67,22 @@ class RunPaths:
     def log(self, name: str) -> Path:
         """The folder of one logger."""
         return self.path / name
+
+    def check_format(self) -> None:
+        """Refuse, by name, a folder that another version of fedloom wrote in another format."""
+        try:
+            versions = json.loads(self.versions.read_text(encoding="utf-8"))
+            written = versions.get("format", 1)
+        except (OSError, ValueError, AttributeError):
+            raise RunFolderError(
+                f"{self.versions} cannot be read, so the format of the run is unknown; restore it"
+            ) from None
+        if written != FORMAT:
+            raise RunFolderError(
+                f"the run in {self.path} is in format {written}, of fedloom"
+                f" {versions.get('fedloom', 'unknown')}; this version reads format {FORMAT}:"
+                " use that version, or run it again"
+            )
 
 
 class RunFolder(RunPaths):

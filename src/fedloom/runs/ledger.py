@@ -9,58 +9,50 @@ journal names its client as absent. Nor is what was on its way when the server w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from fedloom.core.message import Plan, Up
 from fedloom.errors import RunFolderError
-from fedloom.runs.journal import Journal
+from fedloom.record import (
+    At,
+    LedgerLine,
+    LedgerStep,
+    Reported,
+    RoundRecord,
+    SharedBy,
+    SharedSet,
+    SharedTensor,
+    dump,
+)
+from fedloom.runs.journal import Journal, read_records
 
-Tensors = tuple[tuple[str, tuple[int, ...], str, int], ...]
-"""(slice/key, shape, type, bytes) of every tensor."""
+UNNUMBERED = -1
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What one message brings to the server."""
-
-    tensors: Tensors
-    numbers: tuple[str, ...]
-    """Names of the plain numbers beside them: rows, loss, scores."""
-
-    @classmethod
-    def of(cls, up: Up) -> Self:
-        """Of an upload: its tensors, the number of training rows, and what was measured."""
-        tensors = tuple(
-            (f"{name}/{key}", tuple(v.shape), str(v.dtype)[6:], v.numel() * v.element_size())
-            for name, tree in up.state.items()
-            for key, v in tree.items()
+def shared_in(up: Up) -> SharedSet:
+    """What an upload shares: its tensors, the number of training rows, and what was measured."""
+    tensors = tuple(
+        SharedTensor(
+            f"{name}/{key}", tuple(v.shape), str(v.dtype)[6:], v.numel() * v.element_size()
         )
-        return cls(tensors, ("rows", *sorted(up.metrics)))
+        for name, tree in up.state.items()
+        for key, v in tree.items()
+    )
+    measured = {
+        f"{At(score.moment, score.split, score.model)}: {metric}"
+        for score in up.scores
+        for metric in ("rows", *score.metrics)
+    }
+    return SharedSet(UNNUMBERED, tensors, ("rows", *sorted(up.metrics), *sorted(measured)))
 
-    @property
-    def nbytes(self) -> int:
-        """Of the tensors."""
-        return sum(size for *_, size in self.tensors)
 
-    def as_record(self, number: int) -> dict[str, Any]:
-        """For JSON."""
-        tensors = [
-            {"name": name, "shape": shape, "type": kind, "bytes": size}
-            for name, shape, kind, size in self.tensors
-        ]
-        return {"set": number, "bytes": self.nbytes, "numbers": self.numbers, "tensors": tensors}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """What `as_record` said."""
-        tensors = tuple(
-            (t["name"], tuple(t["shape"]), t["type"], t["bytes"]) for t in record["tensors"]
-        )
-        return cls(tensors, tuple(record["numbers"]))
+def _read(path: Path, start: int = 0) -> list[LedgerLine]:
+    lines: list[LedgerLine] = read_records(path, cast(Any, LedgerLine), start)
+    return lines
 
 
 class Ledger:
@@ -68,9 +60,10 @@ class Ledger:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        lines = Journal.read(journal.path)
-        self._known = {Shared.from_record(r): r["set"] for r in lines if "set" in r}
-        self._groups: dict[int, list[int]] = {}
+        lines = _read(journal.path)
+        sets = [line for line in lines if isinstance(line, SharedSet)]
+        self._numbers = {replace(line, number=UNNUMBERED): line.number for line in sets}
+        self._clients_of: dict[int, list[int]] = {}
 
     @classmethod
     @contextmanager
@@ -78,38 +71,45 @@ class Ledger:
         """Open for appending, cut back to where a run goes on; but what was sent in rounds that
         were given up left the clients all the same, and stays."""
         with Journal.open(path) as journal:
-            later = Journal.read(path, goes_on_at) if journal.position() > goes_on_at else []
-            given_up = [line for line in later if line.get("counted") is False]
-            sets = {group["set"] for line in given_up for group in line["shared"]}
+            behind = journal.position() > goes_on_at
+            later = _read(path, goes_on_at) if behind else []
+            given_up = [x for x in later if isinstance(x, LedgerStep) and not x.counted]
+            numbers = {group.number for step in given_up for group in step.shared}
             journal.truncate(goes_on_at)
             for line in later:
-                if line in given_up or line.get("set") in sets:
+                stays = line.number in numbers if isinstance(line, SharedSet) else not line.counted
+                if stays:
                     journal.append(line)
             yield cls(journal)
 
     def enter(self, cid: int, up: Up) -> None:
         """One client's upload in the step under way."""
-        shared = Shared.of(up)
-        if shared not in self._known:
-            self._known[shared] = len(self._known)
-            self._journal.append(shared.as_record(self._known[shared]))
-        self._groups.setdefault(self._known[shared], []).append(cid)
+        shared = shared_in(up)
+        if shared not in self._numbers:
+            self._numbers[shared] = number = len(self._numbers)
+            self._journal.append(replace(shared, number=number))
+        self._clients_of.setdefault(self._numbers[shared], []).append(cid)
 
-    def end_step(self, record: Mapping[str, Any]) -> None:
+    def end_step(self, record: RoundRecord) -> None:
         """Close the step whose record in the journal this is."""
-        step = {key: record[key] for key in ("step", "round", "kind", "owner")}
-        scored = {at: list(map(int, found["clients"])) for at, found in record["scores"].items()}
-        self._journal.append({**step, "shared": self._drain(), "scored": scored})
+        scored = tuple(
+            Reported(s.at, s.clients) for s in record.scores if s.at.group != "shared tests"
+        )
+        step = LedgerStep(
+            record.step, record.round, record.kind, record.owner, self._drain(), scored
+        )
+        self._journal.append(step)
 
     def give_up(self, step: int, plan: Plan) -> None:
         """Close a step that too few answered: it does not count, but what came has left."""
-        told = {"step": step, "round": plan.t, "kind": plan.kind, "owner": plan.owner}
         shared = self._drain()
-        self._journal.append({**told, "counted": False, "shared": shared, "scored": {}})
+        self._journal.append(LedgerStep(step, plan.t, plan.kind, plan.owner, shared, counted=False))
 
-    def _drain(self) -> list[dict[str, Any]]:
-        groups, self._groups = self._groups, {}
-        return [{"set": n, "clients": sorted(ids)} for n, ids in sorted(groups.items())]
+    def _drain(self) -> tuple[SharedBy, ...]:
+        clients_of, self._clients_of = self._clients_of, {}
+        return tuple(
+            SharedBy(number, tuple(sorted(ids))) for number, ids in sorted(clients_of.items())
+        )
 
     def sync(self) -> int:
         """Make it survive a power cut; returns where it goes on."""
@@ -120,8 +120,8 @@ class Ledger:
 class Account:
     """The ledger read and added up."""
 
-    sets: dict[int, Shared] = field(default_factory=dict)
-    steps: list[dict[str, Any]] = field(default_factory=list)
+    sets: dict[int, SharedSet] = field(default_factory=dict)
+    steps: list[LedgerStep] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -129,9 +129,9 @@ class Account:
         if not path.exists():
             raise RunFolderError(f"{path.parent} has no {path.name}; check the path of the run")
         account = cls()
-        for line in Journal.read(path):
-            if "set" in line:
-                account.sets[line["set"]] = Shared.from_record(line)
+        for line in _read(path):
+            if isinstance(line, SharedSet):
+                account.sets[line.number] = line
             else:
                 account.steps.append(line)
         return account
@@ -140,29 +140,35 @@ class Account:
         """Client -> (messages, bytes of tensors) that left it."""
         messages, sent = Counter[int](), Counter[int]()
         for step in self.steps:
-            for group in step["shared"]:
-                for cid in group["clients"]:
+            for group in step.shared:
+                for cid in group.clients:
                     messages[cid] += 1
-                    sent[cid] += self.sets[group["set"]].nbytes
+                    sent[cid] += self.sets[group.number].nbytes
         return {cid: (messages[cid], sent[cid]) for cid in sorted(messages)}
 
-    def uses(self, number: int) -> tuple[set[int], list[dict[str, Any]]]:
+    def uses(self, number: int) -> tuple[set[int], list[LedgerStep]]:
         """Who ever shared a set, and the steps in which somebody did."""
-        found = [(s, g) for s in self.steps for g in s["shared"] if g["set"] == number]
-        return {cid for _, g in found for cid in g["clients"]}, [s for s, _ in found]
-
-    def scored(self) -> dict[str, set[int]]:
-        """By moment and split: whose scores were reported."""
-        found: dict[str, set[int]] = {}
+        clients: set[int] = set()
+        steps = []
         for step in self.steps:
-            for at, ids in step["scored"].items():
-                found.setdefault(at, set()).update(ids)
-        return found
+            for group in step.shared:
+                if group.number == number:
+                    clients.update(group.clients)
+                    steps.append(step)
+        return clients, steps
 
-    def as_record(self) -> dict[str, Any]:
-        """For JSON."""
+    def scored(self) -> dict[At, set[int]]:
+        """By moment and split: whose scores were reported."""
+        clients: dict[At, set[int]] = {}
+        for step in self.steps:
+            for reported in step.scored:
+                clients.setdefault(reported.at, set()).update(reported.clients)
+        return clients
+
+    def as_json(self) -> dict[str, Any]:
+        """In JSON's types."""
         return {
-            "sets": [shared.as_record(number) for number, shared in self.sets.items()],
-            "steps": self.steps,
+            "sets": [{**dump(shared), "nbytes": shared.nbytes} for shared in self.sets.values()],
+            "steps": [dump(step) for step in self.steps],
             "clients": {cid: {"messages": m, "bytes": b} for cid, (m, b) in self.clients().items()},
         }

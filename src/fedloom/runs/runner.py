@@ -6,37 +6,39 @@ import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import Any
 
 from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, merge, send
-from fedloom.core.stopwatch import Seconds, timed
+from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import Absent, Engine, Job
 from fedloom.errors import TooFewAnswers
-from fedloom.files import write_json
+from fedloom.files import jsonable
 from fedloom.methods import describe
+from fedloom.record import RoundRecord, Seconds, Summary
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
-from fedloom.runs.evaluation import Evaluator, Scores
+from fedloom.runs.choice import choose, headline, newcomers
+from fedloom.runs.evaluation import Evaluator, ScoreSheet
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.journal import Journal
+from fedloom.runs.journal import Journal, read_records, write_record
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.scores import Record, result, round_scores, total
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Watcher
-
-if TYPE_CHECKING:
-    from fedloom.diagnose.recorder import Recorder
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
 
 
 class Runner:
-    """One run of an experiment on an engine, in a folder or (folder None) in memory only."""
+    """One run of an experiment on an engine, in a folder or (folder None) in memory only.
+
+    A `RunView` for its watchers.
+    """
 
     def __init__(
         self,
@@ -51,9 +53,12 @@ class Runner:
         self.clients = ClientStates(
             int(experiment.config.memory * 2**20), None if folder is None else folder.path
         )
-        self.records: list[Record] = []
+        self.plans = list(experiment.plans)
+        """The experiment's, cut short where a watcher stopped the training."""
+        self.records: list[RoundRecord] = []
         self.warnings: list[str] = []
         self.done = 0
+        self._stopped: dict[str, Any] | None = None
         self._evaluator = Evaluator(experiment, engine)
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
@@ -63,21 +68,20 @@ class Runner:
         self._ledger: Ledger | None = None
         self._ledger_bytes = 0
         self._checkpoints: Checkpoints | None = None
-        self._recorder = self._make_recorder()
 
-    def run(self) -> Record:
+    def run(self) -> Summary:
         """Every plan that is left, then the summary."""
         try:
             self._run_plans()
             summary = self.summary()
         except BaseException:
             for watcher in self.watchers:
-                watcher.stopped()
+                watcher.stopped(self)
             raise
         if self.folder is not None:
-            write_json(self.folder.summary, summary)
+            write_record(self.folder.summary, summary)
         for watcher in self.watchers:
-            watcher.ended(summary)
+            watcher.ended(self, summary)
         return summary
 
     def _run_plans(self) -> None:
@@ -85,14 +89,11 @@ class Runner:
             folder = None if self.folder is None else self.folder.path
             self.engine.open(self.program, self.experiment.data, folder)
             self._activities()  # what was before does not count
-            for watcher in self.watchers:
-                watcher.begun(self.experiment, self.done)
-            if self._recorder is not None:
-                self._recorder.start(self.done)
             try:
-                self._diagnose()  # of a run that goes on: it may have stopped in the midst of it
-                for plan in self.experiment.plans[self.done :]:
-                    self._step(plan)
+                for watcher in self.watchers:
+                    watcher.begun(self)
+                while self.done < len(self.plans):
+                    self._step(self.plans[self.done])
             finally:
                 self._checkpoint()  # also after an error or Ctrl-C: nothing done is lost
 
@@ -107,27 +108,35 @@ class Runner:
         self._totals = dict(snapshot.totals)
         self._checkpoints, self._saved = checkpoints, snapshot.step
         self._ledger_bytes = snapshot.extra["ledger_bytes"]
+        stopped = snapshot.extra.get("stopped")
+        # A run that was stopped and then given more rounds goes on.
+        if stopped and stopped["of_rounds"] == self.experiment.config.rounds:
+            self._cut_plans(stopped)
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
-        self.records = Journal.read(self.folder.metrics)
+        self.records = read_records(self.folder.metrics, RoundRecord)
 
-    def summary(self) -> Record:
+    def summary(self) -> Summary:
         """The run in one object."""
-        config = self.experiment.config
-        totals = {k: int(v) if k.startswith("bytes") else v for k, v in self._totals.items()}
-        return {
-            "method": describe(self.program.method),
-            **result(self.experiment.protocol, self.program.method, self.records),
-            "protocol": config.protocol,
-            "rounds": config.rounds,
-            "clients": self.program.clients,
-            "seed": config.seed,
-            **totals,
-            "activities": total([r["activities"] for r in self.records]),
-            "state_sha256": state_sha256(self.server, self.clients),
-            "partition_sha256": self.experiment.data.partition.fingerprint,
-            "run": None if self.folder is None else str(self.folder.path),
-        }
+        config, method = self.experiment.config, self.program.method
+        rounds = {record.round for record in self.records if record.kind == "train"}
+        return Summary(
+            method=describe(method),
+            result=choose(self.experiment.protocol, method, self.records),
+            newcomers=newcomers(self.experiment.protocol, self.records),
+            protocol=config.protocol,
+            rounds=len(rounds),
+            clients=self.program.clients,
+            seed=config.seed,
+            bytes_up=int(self._totals["bytes_up"]),
+            bytes_down=int(self._totals["bytes_down"]),
+            seconds=self._totals["seconds"],
+            activities=total([record.activities for record in self.records]),
+            state_sha256=state_sha256(self.server, self.clients),
+            partition_sha256=self.experiment.data.partition.fingerprint,
+            run=None if self.folder is None else str(self.folder.path),
+            stopped=None if self._stopped is None else self._stopped["reason"],
+        )
 
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
@@ -143,12 +152,14 @@ class Runner:
         present = list(self.engine.present(self.program.clients))
         cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
-        scores, kept = Scores(), self.clients.draft()
-        sent, absent = {"bytes_up": 0, "bytes_down": 0}, dict[int, str]()
+        sheet, kept = ScoreSheet(), self.clients.draft()
+        bytes_up = bytes_down = 0
+        absent = dict[int, str]()
 
         def job(cid: int) -> Job:
+            nonlocal bytes_down
             down = send(r, cid)
-            sent["bytes_down"] += nbytes(down.state)
+            bytes_down += nbytes(down.state)
             return Job(cid, down, self.clients.get(cid))
 
         inside = self._evaluator.inside(plan)
@@ -157,8 +168,8 @@ class Runner:
                 absent[cid] = up.why
                 r.add(cid, None)
                 continue
-            sent["bytes_up"] += nbytes(up.state)
-            scores.read(cid, up.metrics)
+            bytes_up += nbytes(up.state)
+            sheet.add(cid, up.scores)
             if self._ledger is not None:
                 self._ledger.enter(cid, up)
             with timed("aggregation"):
@@ -167,21 +178,25 @@ class Runner:
         self._check_enough(r, absent)
         with timed("aggregation"):
             server = merge(r)
-        self._evaluator.after(r, present, server, ChainMap(kept, self.clients), scores)
-        record = {
-            "step": self.done,
-            "round": plan.t,
-            "kind": plan.kind,
-            "owner": plan.owner,
-            "cohort": cohort,
-            "loss": _mean_loss(r),
-            **sent,
-            "seconds": time.perf_counter() - begun,
-            "activities": self._activities(),
-            "scores": round_scores(scores.at),
-            **({"absent": absent} if absent else {}),
-            **({"notes": r.notes} if r.notes else {}),
-        }
+        last = self.done == len(self.plans) - 1
+        self._evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
+        scores = sheet.scores()
+        record = RoundRecord(
+            step=self.done,
+            round=plan.t,
+            kind=plan.kind,
+            owner=plan.owner,
+            cohort=tuple(cohort),
+            loss=_mean_loss(r),
+            bytes_up=bytes_up,
+            bytes_down=bytes_down,
+            seconds=time.perf_counter() - begun,
+            activities=self._activities(),
+            scores=scores,
+            absent=absent,
+            notes=jsonable(r.notes),
+            headline=headline(self.experiment.protocol, self.program.method, scores),
+        )
         self._commit(record, server, kept)
 
     def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
@@ -195,48 +210,59 @@ class Runner:
                 f" min_clients = {least} ({reasons}); nothing of this round counts, see to them"
             )
 
-    def _activities(self) -> dict[str, Seconds]:
+    def _activities(self) -> Seconds:
         """Seconds by activity since the last call, here and in the engine's other processes."""
         return {"main": timed.drain(), "workers": self.engine.elsewhere.drain()}
 
-    def _commit(self, record: Record, server: State, kept: ClientStates) -> None:
+    def _commit(self, record: RoundRecord, server: State, kept: ClientStates) -> None:
         self._whole = False  # Ctrl-C may come between any two of these lines
         self.server = server
         self.clients.accept(kept)
         self._changed |= kept.keys()
         self.done += 1
-        for key in self._totals:
-            self._totals[key] += record[key]
+        self._totals["bytes_up"] += record.bytes_up
+        self._totals["bytes_down"] += record.bytes_down
+        self._totals["seconds"] += record.seconds
         self.records.append(record)
         if self._journal is not None:
             self._journal.append(record)
         if self._ledger is not None:
             self._ledger.end_step(record)
         self._whole = True
-        self._diagnose()
-        every = 1 if self.engine.keeps_states else self.experiment.config.checkpoint_every
-        if self.done % every == 0:
+        self._tell_watchers(record)
+        if self._checkpoint_due():
             self._checkpoint()
+
+    def _tell_watchers(self, record: RoundRecord) -> None:
         for watcher in self.watchers:
-            watcher.step(record)
+            stop = watcher.step(self, record)
+            training = self.done < len(self.plans) and self.plans[self.done].kind == "train"
+            if stop is not None and self._stopped is None and training:
+                self._cut_plans(
+                    {**asdict(stop), "step": self.done, "of_rounds": self.experiment.config.rounds}
+                )
 
-    def _make_recorder(self) -> Recorder | None:
-        if self.experiment.config.diagnose is None:
-            return None
-        from fedloom.diagnose.recorder import Recorder
+    def _cut_plans(self, stopped: dict[str, Any]) -> None:
+        """End the training after the step at which a watcher stopped it, and do what comes after
+        training as in a run that was meant to have so many rounds."""
+        done = self.experiment.plans[: stopped["step"]]
+        closing = [
+            replace(plan, t=done[-1].t + 1)
+            for plan in self.experiment.plans[stopped["step"] :]
+            if plan.kind != "train"
+        ]
+        self._stopped = stopped
+        self.plans = [*done, *(closing if stopped["finish"] else [])]
 
-        return Recorder(self.experiment, None if self.folder is None else self.folder.diagnostics)
-
-    def _diagnose(self) -> None:
-        """Measure the round just done, where that is asked for; changes nothing."""
-        if self._recorder is not None and self.done > 0:
-            with timed("evaluation"):
-                self._recorder.record(self.done, self.server, self.clients)
-
-    @property
-    def diagnostics(self) -> list[Record]:
-        """What was recorded on the way."""
-        return [] if self._recorder is None else self._recorder.lines
+    def _checkpoint_due(self) -> bool:
+        """Every so many steps, and where training ends: from there more rounds can be added. The
+        few steps after it are saved together at the end, so that this one stays."""
+        if self.engine.keeps_states:
+            return True
+        if self.plans[self.done - 1].kind != "train":
+            return self.done < len(self.plans) and self.plans[self.done].kind == "train"
+        training_ends = self.done == len(self.plans) or self.plans[self.done].kind != "train"
+        return training_ends or self.done % self.experiment.config.checkpoint_every == 0
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -265,15 +291,30 @@ class Runner:
             clients=self.clients,
             journal_bytes=self._journal.sync(),
             totals=self._totals,
-            extra={"ledger_bytes": self._ledger.sync()},
+            extra={"ledger_bytes": self._ledger.sync(), "stopped": self._stopped},
         )
         with timed("saving"):
             self._checkpoints.save(snapshot, self._changed)
         self._saved, self._changed = self.done, set()
 
 
+def total(activities: Sequence[Seconds]) -> dict[str, dict[str, float]]:
+    """Seconds by place and activity, over rounds.
+
+    >>> total([{"main": {"data": 1.0}}, {"main": {"data": 2.0}, "workers": {}}])
+    {'main': {'data': 3.0}, 'workers': {}}
+    """
+    summed: dict[str, dict[str, float]] = {}
+    for by_place in activities:
+        for place, seconds in by_place.items():
+            so_far = summed.setdefault(place, {})
+            for name, more in seconds.items():
+                so_far[name] = so_far.get(name, 0.0) + more
+    return summed
+
+
 def _mean_loss(r: Round) -> float | None:
     """Training loss over the cohort, weighted by samples."""
     losses = [(up.metrics["loss"], up.n) for up in r.ups.values() if "loss" in up.metrics]
-    total = sum(n for _, n in losses)
-    return sum(loss * n for loss, n in losses) / total if total else None
+    rows = sum(n for _, n in losses)
+    return sum(loss * n for loss, n in losses) / rows if rows else None

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fedloom.analysis.cka import cka_between_clients
 from fedloom.analysis.ridge_probe import in_few_columns
-from fedloom.diagnose.finding import When
 from fedloom.diagnose.measures.base import Measure, Options, Outcome
 from fedloom.diagnose.snapshots import ClientView, Snapshots
+from fedloom.record import When
 
 
 class Alignment(Measure):

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fedloom.diagnose.finding import When
 from fedloom.diagnose.snapshots import ClientView, Snapshots
+from fedloom.record import When
 
 Numbers = Mapping[str, Any]
 

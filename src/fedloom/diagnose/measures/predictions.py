@@ -14,9 +14,9 @@ from fedloom.analysis.calibration import BINS, Calibration, calibration_of_clien
 from fedloom.analysis.classifier_bias import classifier_bias, prior_agreement
 from fedloom.analysis.ensemble import logit_average, probability_average
 from fedloom.analysis.temperature import fit_temperature, tempered
-from fedloom.diagnose.finding import When
 from fedloom.diagnose.measures.base import Measure, Options, Outcome, PerClient
 from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
+from fedloom.record import When
 
 SEEN_AT_LEAST = (1, 10)
 """Training rows that make a class a seen one: both are reported."""

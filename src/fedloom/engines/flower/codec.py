@@ -6,7 +6,7 @@ A state is one ArrayRecord per slice, in numpy's format, so that Flower's own to
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from io import BytesIO
 from math import prod
@@ -18,13 +18,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.lib.format import read_array_header_1_0, read_array_header_2_0, read_magic
 from torch import Tensor
 
-from fedloom.core.evaluate import Ask, Score
+from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan, Up
+from fedloom.core.score import ClientScore
 from fedloom.core.tree import State
 from fedloom.errors import BadInput
 
-STATE = "state/"
-"""Prefix of the records that hold a slice."""
+STATE, SCORE = "state/", "score/"
+"""Prefixes of the records that hold a slice, and of those that hold a score."""
 Task = Literal["client", "evaluate", "save"]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -88,44 +89,56 @@ def write_reply(reply: Reply) -> RecordDict:
     head["anew"] = reply.anew
     records = RecordDict({"head": ConfigRecord(head)})
     records["metrics"] = MetricRecord({k: float(v) for k, v in reply.up.metrics.items()})
+    _write_scores(records, reply.up.scores)
     return _write_state(records, reply.up.state, {})
 
 
 def read_reply(records: RecordDict) -> Reply:
     """The answer that was written."""
     head, numbers = _values(records, "head"), _numbers(records)
-    up = Up(_read_state(records), int(head["rows"]), numbers)
+    up = Up(_read_state(records), int(head["rows"]), numbers, read_scores(records))
     own = str(head["own"])
     if own and not _DIGEST.fullmatch(own):
         raise BadInput(f"{own[:80]!r} is no digest of a state")
     return Reply(int(head["client"]), up, own, bool(head["anew"]))
 
 
-def write_scores(cid: int, scores: Mapping[str, Score]) -> RecordDict:
-    """Scores by "moment/split", flat."""
-    flat: dict[str, Any] = {
-        f"{at}/{name}": v for at, found in scores.items() for name, v in found.items()
-    }
-    head = ConfigRecord({"client": cid})
-    return RecordDict({"head": head, "metrics": MetricRecord(flat)})
+def write_scores(cid: int, scores: Sequence[ClientScore]) -> RecordDict:
+    """The answer to an order that only measures."""
+    records = RecordDict({"head": ConfigRecord({"client": cid})})
+    _write_scores(records, scores)
+    return records
 
 
-def read_scores(records: RecordDict) -> dict[str, Score]:
+def _write_scores(records: RecordDict, scores: Sequence[ClientScore]) -> None:
+    for i, score in enumerate(scores):
+        fields: dict[str, Any] = {
+            "moment": score.moment,
+            "split": score.split,
+            "rows": score.rows,
+            "model": score.model,
+            "names": list(score.metrics),
+            "values": [float(value) for value in score.metrics.values()],
+        }
+        records[f"{SCORE}{i}"] = ConfigRecord(fields)
+
+
+def read_scores(records: RecordDict) -> tuple[ClientScore, ...]:
     """The scores that were written."""
-    return by_moment(_numbers(records))
-
-
-def by_moment(flat: Mapping[str, float]) -> dict[str, Score]:
-    """Numbers under "moment/split/name" as scores by "moment/split".
-
-    >>> by_moment({"trained/test/accuracy": 0.5, "trained/test/n": 4.0})
-    {'trained/test': {'accuracy': 0.5, 'n': 4.0}}
-    """
-    scores: dict[str, Score] = {}
-    for key, value in flat.items():
-        at, _, name = key.rpartition("/")
-        scores.setdefault(at, {})[name] = value
-    return scores
+    held = [_values(records, name) for name in records.config_records if name.startswith(SCORE)]
+    return tuple(
+        ClientScore(
+            moment=fields["moment"],
+            split=fields["split"],
+            rows=int(fields["rows"]),
+            metrics={
+                str(name): float(value)
+                for name, value in zip(fields["names"], fields["values"], strict=True)
+            },
+            model=str(fields["model"]),
+        )
+        for fields in held
+    )
 
 
 def write_error(kind: str, message: str) -> RecordDict:

@@ -15,9 +15,10 @@ from flwr.serverapp import Grid
 
 from fedloom.core.data import Federation, data_of
 from fedloom.core.digest import digest, receipt
-from fedloom.core.evaluate import Ask, Score, evaluate
+from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.message import Up
 from fedloom.core.program import Program
+from fedloom.core.score import ClientScore
 from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
@@ -174,7 +175,7 @@ class Flower(Engine):
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
-    ) -> Iterator[tuple[int, dict[str, Score]]]:
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
         for cid in (i for i in ids if i < 0):  # test sets that belong to nobody are the server's
             made = job(cid)
             visit = Visit(self._program, cid, data_of(self._data, cid), made.down, made.own)
@@ -220,8 +221,9 @@ class Flower(Engine):
             raise BadInput(f"it speaks for client {reply.cid}")
         if why := self._phantom.refusal(job, reply.up):
             raise BadInput(why)
-        measured = {k: v for k, v in reply.up.metrics.items() if k != "loss"}
-        _checked(codec.by_moment(measured), ask)
+        _checked(reply.up.scores, ask)
+        if strange := sorted(reply.up.metrics.keys() - {"loss"}):
+            raise BadInput(f"nobody asked for the number {strange[0]!r}")
         if not math.isfinite(reply.up.metrics.get("loss", 0.0)):
             raise BadInput("its loss is not finite")
         if reply.anew:
@@ -246,14 +248,14 @@ def _understood(said: RecordDict | Absent, read: Callable[[RecordDict], Read]) -
         return Absent(f"its reply was refused: {type(e).__name__}: {e}")
 
 
-def _checked(scores: dict[str, Score], ask: Ask | None) -> dict[str, Score]:
+def _checked(scores: tuple[ClientScore, ...], ask: Ask | None) -> tuple[ClientScore, ...]:
     """Scores of what was asked for, that can be averaged."""
-    asked = [] if ask is None else [f"{m}/{s}" for m in ask.moments for s in ask.splits]
-    for at, score in scores.items():
-        if at not in asked:
-            raise BadInput(f"nobody asked for {at!r}")
-        if not (0 <= score["accuracy"] <= 1 and 1 <= score["n"] < math.inf):
-            raise BadInput(f"the score {at!r} cannot be: {score}")
+    for score in scores:
+        if ask is None or score.moment not in ask.moments or score.split not in ask.splits:
+            raise BadInput(f"nobody asked for {score.moment!r} on {score.split!r}")
+        accuracy = score.metrics.get("accuracy", math.nan)
+        if not (0 <= accuracy <= 1 and score.rows >= 1):
+            raise BadInput(f"a score of {accuracy} on {score.rows} rows cannot be")
     return scores
 
 

@@ -44,7 +44,7 @@ class Node:
         visit = Visit(self.program, order.cid, self.data, order.down, self._own(order), self.device)
         if order.task == "save":
             self.save(visit)
-            return codec.write_scores(order.cid, {})
+            return codec.write_scores(order.cid, ())
         if order.task == "evaluate":
             assert order.ask is not None
             return codec.write_scores(order.cid, evaluate(visit, order.ask))

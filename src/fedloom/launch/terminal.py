@@ -1,0 +1,136 @@
+"""The tables that commands end with on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import get_args
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from fedloom.core.stopwatch import Activity
+from fedloom.data import FederatedData, picture
+from fedloom.launch.compare import Comparison
+from fedloom.launch.tables import OverSeeds
+from fedloom.record import LedgerStep, Summary
+from fedloom.runs.ledger import Account
+from fedloom.runs.result import summary_rows
+
+
+def summary_table(summary: Summary) -> Table:
+    """One run, readable."""
+    table = Table(title=Text(summary.method), show_header=False)
+    for name, text in summary_rows(summary):
+        table.add_row(name, Text(text, overflow="fold"))
+    return table
+
+
+def profile_table(summary: Summary) -> Table:
+    """Where the time of a run went, in this process and in the engine's others."""
+    places = {k: v for k, v in summary.activities.items() if v}
+    whole = sum(sum(seconds.values()) for seconds in places.values()) or 1.0
+    table = Table(title=f"Where the time went ({summary.seconds:.1f} s by the clock)")
+    table.add_column("activity")
+    for place in (*places, "share"):
+        table.add_column(place, justify="right")
+    for activity in get_args(Activity):
+        spent = [seconds.get(activity, 0.0) for seconds in places.values()]
+        shown = [f"{s:.2f} s" for s in spent]
+        table.add_row(activity, *shown, f"{100 * sum(spent) / whole:.1f} %")
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """Methods side by side; the best mean in bold."""
+    seeds = len(comparison.rows[0].summaries)
+    table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
+    table.add_column("method", overflow="fold")
+    newcomers = any(s.newcomers for row in comparison.rows for s in row.summaries)
+    heads = ["accuracy %", "worst tenth\nof clients %", "MB sent\nby a client", "seconds"]
+    for head in [*heads, *(["newcomers %"] if newcomers else [])]:
+        table.add_column(head, justify="right", no_wrap=True)
+    best = max(row.accuracy for row in comparison.rows)
+    for row in comparison.rows:
+        sent = fmean(s.bytes_up / s.clients / 1e6 for s in row.summaries)
+        cells = [
+            _over_seeds(row.accuracies),
+            _over_seeds([s.worst_decile for s in row.summaries]),
+            f"{sent:.2f}",
+            f"{fmean(s.seconds for s in row.summaries):.1f}",
+        ]
+        if newcomers:
+            cells.append(_over_seeds([s.newcomers.value for s in row.summaries if s.newcomers]))
+        style = "bold" if row.accuracy == best else ""
+        table.add_row(Text(row.label), *cells, style=style)
+    return table
+
+
+def _over_seeds(values: Sequence[float]) -> str:
+    number = OverSeeds.of(values)
+    return "-" if number is None else number.percent()
+
+
+def ledger_tables(account: Account) -> list[Table]:
+    """What left the clients: every set of things that was ever shared, then client by client."""
+    tables = []
+    for number, shared in account.sets.items():
+        ids, steps = account.uses(number)
+        if not ids:
+            continue  # of a round that did not count
+        rounds = f"{len(steps)} time{'s' if len(steps) > 1 else ''}, {_span(steps)}"
+        table = Table(title=Text(f"Shared by {_who(ids, len(account.clients()))}: {rounds}"))
+        for head in ("tensor", "shape", "type", "bytes"):
+            table.add_column(head, justify="right" if head == "bytes" else "left")
+        for tensor in shared.tensors:
+            shape = "x".join(map(str, tensor.shape)) or "a number"
+            table.add_row(Text(tensor.name), shape, tensor.dtype, f"{tensor.nbytes:,}")
+        table.add_section()
+        table.add_row("beside them", Text(", ".join(shared.numbers), overflow="fold"), "", "")
+        table.add_row("in one message", "", "", f"{shared.nbytes:,}")
+        tables.append(table)
+    scores = [f"{at} of {len(ids)} clients" for at, ids in sorted(account.scored().items())]
+    clients = Table(title="By client", caption=f"scores reported: {'; '.join(scores) or 'none'}")
+    for head in ("client", "messages", "sent"):
+        clients.add_column(head, justify="right")
+    for cid, (messages, sent) in account.clients().items():
+        clients.add_row(str(cid), str(messages), _mb(sent))
+    return [*tables, clients]
+
+
+def _who(ids: set[int], everybody: int) -> str:
+    if len(ids) == everybody:
+        return f"all {everybody} clients" if everybody > 1 else "the one client"
+    some = ", ".join(map(str, sorted(ids)[:8]))
+    return f"client{'s' if len(ids) > 1 else ''} {some}{' ...' if len(ids) > 8 else ''}"
+
+
+def _span(steps: list[LedgerStep]) -> str:
+    kinds = {s.kind for s in steps}
+    if kinds == {"train"}:
+        first, last = steps[0].round, steps[-1].round
+        return f"round {first}" if first == last else f"rounds {first} to {last}"
+    return ", ".join(sorted({f"{s.kind} round {s.owner}" for s in steps}))
+
+
+def partition_table(data: FederatedData, console: Console) -> Table:
+    """Clients by classes, or, where the terminal is too narrow for that, what they come to."""
+    whole = picture.table(data)
+    unbounded = console.options.update(max_width=100_000)
+    if Measurement.get(console, unbounded, whole).minimum <= console.width:
+        return whole
+    short = Table(title=whole.title, caption="--out saves the plot of all clients and classes")
+    for head in ("client", "samples", "classes", "most frequent"):
+        short.add_column(head, justify="left" if head == "most frequent" else "right")
+    names = data.source.class_names
+    for cid, row in enumerate(data.counts()):
+        most = sorted((c for c in range(len(row)) if row[c]), key=lambda c: (-row[c], c))[:3]
+        shown = ", ".join(f"{names[c]} {row[c]}" for c in most)
+        short.add_row(str(cid), str(row.sum()), str(int((row > 0).sum())), Text(shown))
+    return short
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.2f} MB"

@@ -1,0 +1,139 @@
+"""From the scores of a run to its number, chosen once, as its protocol says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from fedloom.core.method import Method
+from fedloom.core.protocol import Protocol
+from fedloom.core.score import Moment
+from fedloom.errors import BadInput
+from fedloom.record import At, Chosen, Group, Headline, RoundRecord, Score, Spread
+
+METRIC = "accuracy"
+BEST = 5
+"""How many rounds `mean_of_five_best_test` averages."""
+
+
+def result_at(protocol: Protocol, method: Method) -> At:
+    """Which model the result is of, and on whom."""
+    moment: Moment = protocol.moment_of(method)
+    group: Group = "clients"
+    if protocol.on == "shared":
+        moment, group = "received", "shared tests"
+    elif protocol.clients == "new":
+        moment, group = "received" if protocol.moment == "received" else "adapted", "newcomers"
+    return At(moment, protocol.split, protocol.model, group)
+
+
+def curve_at(protocol: Protocol, method: Method) -> At:
+    """Which model the curve over rounds shows: the result's, or where that is scored only at the
+    end (adapted models, newcomers), the one that clients receive."""
+    at = result_at(protocol, method)
+    if at.moment == "final" or at.group == "newcomers":
+        return replace(at, moment="received", group="clients")
+    return at
+
+
+def headline(protocol: Protocol, method: Method, scores: Sequence[Score]) -> Headline | None:
+    """The number of the curve after one step, if the step was scored there."""
+    at = curve_at(protocol, method)
+    score = next((score for score in scores if score.at == at), None)
+    return None if score is None else Headline(at, METRIC, _value(protocol, score))
+
+
+def choose(protocol: Protocol, method: Method, records: Sequence[RoundRecord]) -> Chosen:
+    """The number of a run with its spread over clients, and the number of every client.
+
+    A run that ended before its final models were made is judged by its curve.
+    """
+    at = result_at(protocol, method)
+    scored = _scored(records, at) or _scored(records, curve_at(protocol, method))
+    if not scored:
+        raise BadInput(f"nothing was scored at {at}; evaluate at least once (eval_every)")
+    if protocol.select == "best_test_per_client":
+        return _best_of_each_client(protocol, scored)
+    if protocol.select == "mean_of_five_best_test":
+        best = sorted(scored, key=lambda one: _value(protocol, one[1]))[-BEST:]
+        return _average(protocol, best)
+    if protocol.select == "best_test":
+        return _average(protocol, [max(scored, key=lambda one: _value(protocol, one[1]))])
+    if protocol.select == "best_val":
+        validation = dict(_scored(records, replace(scored[0][1].at, split="val")))
+        if not validation:
+            raise BadInput("no validation rows were scored, by which a round could be selected")
+        best_round = max(validation, key=lambda t: _value(protocol, validation[t]))
+        return _average(protocol, [one for one in scored if one[0] == best_round])
+    return _average(protocol, scored[-1:])
+
+
+def newcomers(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen | None:
+    """How the clients that never trained did after they joined, if there were any."""
+    at = At("adapted", protocol.split, protocol.model, "newcomers")
+    scored = _scored(records, at)
+    return _average(replace(protocol, select="last"), scored[-1:]) if scored else None
+
+
+_Scored = tuple[int, Score]
+"""A round, and what it scored."""
+
+
+def _scored(records: Sequence[RoundRecord], at: At) -> list[_Scored]:
+    return [(r.round, score) for r in records if (score := r.score(at)) is not None]
+
+
+def _value(protocol: Protocol, score: Score) -> float:
+    return _averaged(protocol, score.spread(METRIC))
+
+
+def _averaged(protocol: Protocol, spread: Spread) -> float:
+    return spread.weighted if protocol.average == "samples" else spread.mean
+
+
+def _average(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
+    """The mean over some rounds of each statistic, and of each client's value."""
+    spreads = [score.spread(METRIC) for _, score in scored]
+    rows = {cid: n for _, s in scored for cid, n in zip(s.clients, s.rows, strict=True)}
+    values: dict[int, list[float]] = {cid: [] for cid in sorted(rows)}
+    for _, score in scored:
+        for cid, value in score.by_client(METRIC).items():
+            values[cid].append(value)
+    return Chosen(
+        at=scored[0][1].at,
+        metric=METRIC,
+        select=protocol.select,
+        average=protocol.average,
+        rounds=tuple(t for t, _ in scored),
+        value=fmean(_averaged(protocol, spread) for spread in spreads),
+        std=fmean(spread.std for spread in spreads),
+        worst_decile=fmean(spread.worst_decile for spread in spreads),
+        clients=tuple(values),
+        rows=tuple(rows[cid] for cid in values),
+        values=tuple(map(fmean, values.values())),
+    )
+
+
+def _best_of_each_client(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
+    rows = {cid: n for _, s in scored for cid, n in zip(s.clients, s.rows, strict=True)}
+    best: dict[int, float] = {}
+    for _, score in scored:
+        for cid, value in score.by_client(METRIC).items():
+            best[cid] = max(value, best.get(cid, value))
+    ids = tuple(sorted(rows))
+    values, sizes = tuple(best[i] for i in ids), tuple(rows[i] for i in ids)
+    spread = Spread.of(values, sizes)
+    return Chosen(
+        at=scored[0][1].at,
+        metric=METRIC,
+        select=protocol.select,
+        average=protocol.average,
+        rounds=tuple(t for t, _ in scored),
+        value=_averaged(protocol, spread),
+        std=spread.std,
+        worst_decile=spread.worst_decile,
+        clients=ids,
+        rows=sizes,
+        values=values,
+    )

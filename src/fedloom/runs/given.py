@@ -1,0 +1,73 @@
+"""What a caller hands over: expressions that stand in a configuration, and objects beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.method import Method
+from fedloom.data import FederatedData, load
+from fedloom.errors import BadInput
+from fedloom.methods import describe
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import OBJECT, Experiment, Model
+from fedloom.runs.stored import read_config
+
+
+@dataclass(frozen=True)
+class Given:
+    """Method, data and model of a run, each as an expression or as an object."""
+
+    method: str | Method
+    data: Any
+    model: str | Model
+
+    @property
+    def label(self) -> str:
+        """The method as it was written."""
+        return self.method if isinstance(self.method, str) else describe(self.method)
+
+    def config(self, settings: Mapping[str, Any]) -> RunConfig:
+        """The configuration, with a placeholder for what has no expression."""
+        data = self.data if isinstance(self.data, str) else OBJECT
+        model = self.model if isinstance(self.model, str) else OBJECT
+        return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
+
+    def build(self, config: RunConfig) -> Experiment:
+        """The experiment of a configuration and these objects."""
+        data = None if isinstance(self.data, str) else self.data
+        if data is not None and not isinstance(data, FederatedData):
+            data = load(data, normalize=config.normalization, image_size=config.image_size)
+        return Experiment.build(
+            config,
+            None if isinstance(self.method, str) else self.method,
+            data,
+            None if isinstance(self.model, str) else self.model,
+        )
+
+
+def rebuilt(
+    path: str | Path,
+    call: str,
+    method: Method | None = None,
+    data: Any = None,
+    model: Model | None = None,
+    rounds: int | None = None,
+) -> Experiment:
+    """The experiment of a run folder; what it was given as Python objects must be given again.
+
+    `call` is what the caller is called in Python, for the sentence that asks for an object.
+    """
+    config = read_config(path)
+    for key, again in (("data", data), ("model", model)):
+        if getattr(config, key) == OBJECT and again is None:
+            raise BadInput(
+                f"the run in {path} was given its {key} as a Python object; give it again"
+                f" from Python: fedloom.{call}({str(path)!r}, {key}=...)"
+            )
+    given = Given(method or config.method, data or config.data, model or config.model)
+    more = {} if rounds is None else {"rounds": rounds}
+    # A folder that was moved is resumed where it is now.
+    return given.build(config.changed(out=str(path), **more))

@@ -1,0 +1,109 @@
+"""What comes out of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedloom.core.tree import State
+from fedloom.record import Chosen, Finding, RoundRecord, Summary
+from fedloom.runs.experiment import Experiment
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that ended: its summary, its journal, and every state."""
+
+    summary: Summary
+    records: Sequence[RoundRecord]
+    experiment: Experiment
+    server: State
+    clients: Mapping[int, State]
+    warnings: tuple[str, ...] = ()
+    diagnostics: Sequence[Finding] = ()
+    """What `diagnose` recorded on the way."""
+
+    @property
+    def accuracy(self) -> float:
+        """The number of the run, as its protocol defines it."""
+        return self.summary.accuracy
+
+    def to_pandas(self) -> DataFrame:
+        """Every score of the run: a row for each step, model, moment, split and client."""
+        return scores_frame(self.records)
+
+    def __repr__(self) -> str:
+        summary = self.summary
+        return (
+            f"Result({summary.method}: {summary.result.metric} {summary.accuracy:.4f},"
+            f" {summary.rounds} rounds, {summary.clients} clients, seed {summary.seed})"
+        )
+
+    def _repr_html_(self) -> str:
+        """The summary as a table, for notebooks."""
+        from fedloom.launch.notebook import as_html
+        from fedloom.launch.terminal import summary_table
+
+        return as_html(summary_table(self.summary))
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """A run in words: name and value of every line."""
+    result, joined = summary.result, summary.newcomers
+    rows = [
+        (result.metric, _percent(result)),
+        ("worst 10 % of clients", f"{100 * result.worst_decile:.2f} %"),
+    ]
+    if joined is not None and joined != result:
+        many = f"{len(joined.clients)} newcomer{'s' if len(joined.clients) > 1 else ''}"
+        rows.append((f"{many}, after joining", _percent(joined)))
+    if summary.stopped:
+        rows.append(("stopped early", summary.stopped))
+    sent, received = (f"{n / 1e6:.2f} MB" for n in (summary.bytes_up, summary.bytes_down))
+    rows += [
+        ("protocol", summary.protocol),
+        ("rounds, clients", f"{summary.rounds}, {summary.clients}"),
+        ("sent, received by clients", f"{sent}, {received}"),
+        ("seconds", f"{summary.seconds:.1f}"),
+        ("state", summary.state_sha256[:16]),
+    ]
+    return [*rows, ("run", summary.run)] if summary.run else rows
+
+
+def _percent(chosen: Chosen) -> str:
+    return f"{100 * chosen.value:.2f} % ± {100 * chosen.std:.2f} over clients"
+
+
+def scores_frame(records: Sequence[RoundRecord]) -> DataFrame:
+    """Scores in long form; single heads and newcomers are rows like any other.
+
+    >>> from fedloom.record import At, Score
+    >>> score = Score(At("received", "test"), (0, 1), (5, 7), {"accuracy": (0.2, 0.4)})
+    >>> step = RoundRecord(0, 1, "train", "model", (0, 1), None, 0, 0, 0.1, {}, (score,))
+    >>> scores_frame([step])[["round", "moment", "client", "accuracy"]].values.tolist()
+    [[1, 'received', 0, 0.2], [1, 'received', 1, 0.4]]
+    """
+    from pandas import DataFrame
+
+    rows = [
+        {
+            "step": record.step,
+            "round": record.round,
+            "kind": record.kind,
+            "group": score.at.group,
+            "moment": score.at.moment,
+            "split": score.at.split,
+            "model": score.at.model,
+            "client": client,
+            "rows": score.rows[i],
+            **{metric: values[i] for metric, values in score.metrics.items()},
+        }
+        for record in records
+        for score in record.scores
+        for i, client in enumerate(score.clients)
+    ]
+    return DataFrame(rows)
