@@ -83,14 +83,14 @@ def measure(case: Case) -> Reading:
         "first_round_seconds": round(rounds[0], 4),
         "seconds": [round(s, 4) for s in rounds[1:-1]],
         "transfer_seconds": round(_transfer(watch.summary) / case["rounds"], 4),
-        "state_sha256": watch.summary["state_sha256"],
+        "state_sha256": watch.summary.state_sha256,
         "processes": watch.processes,
     }
 
 
 def _transfer(summary: dict[str, Any]) -> float:
     """Seconds that all processes together spent on packing, sending and unpacking."""
-    return sum(spent.get("transfer", 0.0) for spent in summary["activities"].values())
+    return sum(spent.get("transfer", 0.0) for spent in summary.activities.values())
 
 
 def memory(pid: int) -> dict[str, Any]:

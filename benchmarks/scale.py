@@ -107,7 +107,7 @@ class Timer(Watcher):
         self.workers = sum(_megabytes("VmHWM", pid) for pid in _workers())
 
     def ended(self, summary: dict[str, Any]) -> None:
-        self.accuracy = summary["accuracy"]
+        self.accuracy = summary.accuracy
 
 
 def _spans(marks: Sequence[float]) -> list[float]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ from fedloom.core.site import Visit
 from fedloom.core.tree import State, Tree
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
-from fedloom.launch.start import Result
-from fedloom.runs.scores import Record
-from fedloom.runs.watcher import Watcher
+from fedloom.record import RoundRecord, Summary
+from fedloom.runs.result import Result
+from fedloom.runs.watcher import RunView, Watcher
 
 # ------------------------------------------------------------------ data
 
@@ -179,7 +179,7 @@ def play(
             before_visit(visit)
             up, kept = client(visit)
             clients[cid] = kept
-            r.add(cid, Up(carry(up.state), up.n, up.metrics))
+            r.add(cid, replace(up, state=carry(up.state)))
             answers.append(Answer(plan, cid, down, up, kept))
         server = merge(r)
     return Played(server, clients, answers)
@@ -196,7 +196,7 @@ class StopAt(Watcher):
     def __init__(self, done: int) -> None:
         self.left = done
 
-    def step(self, record: Any) -> None:
+    def step(self, run: RunView, record: RoundRecord) -> None:
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
@@ -222,11 +222,10 @@ def finite(state: State) -> bool:
     return all(bool(torch.isfinite(v).all()) for tree in state.values() for v in tree.values())
 
 
-def told(result: Result) -> tuple[Record, list[Record]]:
-    """All a run says, but not how long it took and where it is."""
-    changing = ("seconds", "activities", "run")
-    records = [{k: v for k, v in r.items() if k not in changing} for r in result.records]
-    return {k: v for k, v in result.summary.items() if k not in changing}, records
+def outcome(result: Result) -> tuple[Summary, list[RoundRecord]]:
+    """All that a run says, but not how long it took and where it is."""
+    records = [replace(r, seconds=0.0, activities={}) for r in result.records]
+    return replace(result.summary, seconds=0.0, activities={}, run=None), records
 
 
 # ------------------------------------------------------------------ the command line

@@ -22,10 +22,10 @@ SMALL = {"rounds": 2, "clients": 4, "partition": "iid"}
 def test_a_sum_of_objects_is_its_expression() -> None:
     made = fl.run(fl.FedAvg() + fl.Proximal(mu=0.5), "digits", **SMALL)
     written = fl.run("fedavg + proximal(mu=0.5)", fl.load("digits"), **SMALL)
-    assert made.summary["method"] == "fedavg + proximal(mu=0.5)"
-    assert made.summary["state_sha256"] == written.summary["state_sha256"]
-    assert made.accuracy == written.summary["accuracy"]
-    assert made.summary["run"] is None
+    assert made.summary.method == "fedavg + proximal(mu=0.5)"
+    assert made.summary.state_sha256 == written.summary.state_sha256
+    assert made.accuracy == written.summary.accuracy
+    assert made.summary.run is None
 
 
 def test_nothing_is_written_without_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,7 +40,7 @@ def test_comparing_objects_and_expressions() -> None:
     assert [row.label for row in found.rows] == ["local", "ditto(lam=0.1)"]
     assert [s["seed"] for s in found.rows[1].summaries] == [0, 2]
     alone = fl.run(fl.Ditto(lam=0.1), "digits", seed=2, **SMALL)
-    assert found.rows[1].summaries[1]["state_sha256"] == alone.summary["state_sha256"]
+    assert found.rows[1].summaries[1]["state_sha256"] == alone.summary.state_sha256
 
 
 def test_a_module_of_ones_own_is_split_before_its_last_layer() -> None:
@@ -49,10 +49,10 @@ def test_a_module_of_ones_own_is_split_before_its_last_layer() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10))
     before = {k: v.clone() for k, v in model.state_dict().items()}
     result = fl.run("fedper", "digits", model=model, **SMALL)
-    assert result.summary["bytes_up"] == 390 * 4 * 4 * 2
+    assert result.summary.bytes_up == 390 * 4 * 4 * 2
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     again = fl.run("fedper", "digits", model=model, **SMALL)
-    assert again.summary["state_sha256"] == result.summary["state_sha256"]
+    assert again.summary.state_sha256 == result.summary.state_sha256
 
 
 def test_clients_that_bring_their_own_arrays() -> None:
@@ -97,7 +97,7 @@ def test_a_method_of_ones_own_in_a_script_with_worker_processes(tmp_path: Path) 
                     fl.run("fedavg", **small, lr=0.1),
                     fl.run("fedavg", **small, lr=0.05),
                 ]
-                print(*(r.summary["state_sha256"] for r in runs))
+                print(*(r.summary.state_sha256 for r in runs))
             '''
         )
     )

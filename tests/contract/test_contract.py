@@ -174,7 +174,7 @@ def experiment(name: str, out: Path | None = None) -> Experiment:
 @every
 def test_inline_and_pool_agree(name: str, pool: Pool) -> None:
     inline, pooled = (start(experiment(name), engine) for engine in (Inline(), pool))
-    assert pooled.summary["state_sha256"] == inline.summary["state_sha256"]
+    assert pooled.summary.state_sha256 == inline.summary.state_sha256
     scores = [[r["scores"] for r in result.records] for result in (inline, pooled)]
     assert scores[0] == scores[1]
 
@@ -205,7 +205,7 @@ def test_resumed_from_the_run_folder_equals_straight(name: str, tmp_path: Path) 
     with pytest.raises(Stop):
         start(planned, Inline(), [StopAfter(len(planned.plans) // 2)])
     resumed = go_on(experiment(name, tmp_path / "run"), Inline())
-    assert resumed.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert resumed.summary.state_sha256 == whole.summary.state_sha256
     assert resumed.accuracy == whole.accuracy
 
 

@@ -10,7 +10,7 @@ from fedloom.engines.inline import Inline
 from fedloom.launch.start import start
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from helpers import told
+from helpers import outcome
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -19,4 +19,4 @@ def test_the_wire_changes_nothing(name: str) -> None:
     compared with what the phantom sends; a newcomer is tested at the end."""
     config = RunConfig(rounds=ROUNDS, model=need(name).model, seed=3, newcomers=1)
     made = Experiment.build(config, method(name), federation())
-    assert told(start(made, InProcess())) == told(start(made, Inline()))
+    assert outcome(start(made, InProcess())) == outcome(start(made, Inline()))

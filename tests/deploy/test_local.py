@@ -193,8 +193,8 @@ def test_a_deployment_gives_the_bytes_of_one_process(
     assert folder.path == federation.project.root / "server" / "runs" / name / "run"
     records = Journal.read(folder.metrics)
     summary = json.loads(folder.summary.read_text())
-    assert summary["state_sha256"] == inline.summary["state_sha256"]
-    assert summary["accuracy"] == inline.accuracy
+    assert summary.state_sha256 == inline.summary.state_sha256
+    assert summary.accuracy == inline.accuracy
     assert [r["scores"] for r in records] == [r["scores"] for r in inline.records]
     assert [r["loss"] for r in records] == [r["loss"] for r in inline.records]
 

@@ -79,7 +79,7 @@ def test_sites_with_their_own_files_give_the_bytes_of_one_machine(
     settings = Settings.read({**CONFIG, "method": method})
     made = Experiment.build(settings.run, data=together(files, settings))
     reference = start(made, Inline())
-    assert result.summary["state_sha256"] == reference.summary["state_sha256"]
+    assert result.summary.state_sha256 == reference.summary.state_sha256
     assert [r["scores"] for r in result.records] == [r["scores"] for r in reference.records]
 
 
@@ -208,7 +208,7 @@ def test_an_ended_federation_is_not_trained_again(files: list[Path], tmp_path: P
     lines = (tmp_path / "server" / "run" / "metrics.jsonl").read_text()
     again = deployed(files, tmp_path / "server")
     assert (tmp_path / "server" / "run" / "metrics.jsonl").read_text() == lines
-    assert again.summary["state_sha256"] == first.summary["state_sha256"]
+    assert again.summary.state_sha256 == first.summary.state_sha256
     assert json.loads((tmp_path / "server" / "sites.json").read_text())["sites"] == {
         name: cid for cid, name in enumerate(NAMES)
     }

@@ -227,7 +227,7 @@ def reference(project: Project, run: Run, records: list[Record]) -> Reference:
     engine = Replay(records)
     made = Experiment.build(settings.run.changed(out=None), data=data)
     result = start(made, engine)
-    return Reference(result.summary["state_sha256"], result.records, engine.kept)
+    return Reference(result.summary.state_sha256, result.records, engine.kept)
 
 
 def told(records: list[Record]) -> list[dict[str, Any]]:

@@ -123,7 +123,7 @@ def test_looking_changes_no_state(fedavg: Result) -> None:
     stream = torch.get_rng_state()
     view = Snapshots.of(fedavg, clients=1).client(0)
     view.after.features(view.balanced)
-    assert state_sha256(fedavg.server, fedavg.clients) == before == fedavg.summary["state_sha256"]
+    assert state_sha256(fedavg.server, fedavg.clients) == before == fedavg.summary.state_sha256
     assert torch.equal(torch.get_rng_state(), stream)
 
 

@@ -416,7 +416,7 @@ def test_recording_changes_no_byte_of_the_run(recorded: tuple[Path, Result]) -> 
     out, result = recorded
     silent = {k: v for k, v in RECORDED.items() if not k.startswith("diagnose")}
     without = fl.run("fedper", **silent)
-    assert without.summary["state_sha256"] == result.summary["state_sha256"]
+    assert without.summary.state_sha256 == result.summary.state_sha256
     assert [r["loss"] for r in without.records] == [r["loss"] for r in result.records]
     assert [r["scores"] for r in without.records] == [r["scores"] for r in result.records]
     lines = [json.loads(line) for line in (out / "diagnostics.jsonl").read_text().splitlines()]
@@ -551,4 +551,4 @@ def test_the_package_offers_functions_by_name() -> None:
 
 def test_states_are_left_as_they_were(fedavg: Result, found: list[Finding]) -> None:
     assert found
-    assert state_sha256(fedavg.server, fedavg.clients) == fedavg.summary["state_sha256"]
+    assert state_sha256(fedavg.server, fedavg.clients) == fedavg.summary.state_sha256

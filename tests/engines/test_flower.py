@@ -43,7 +43,7 @@ from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.runs.watcher import Watcher
-from helpers import StopAt, digits, same, told
+from helpers import StopAt, digits, same, outcome
 
 CLIENTS = (((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 8))
 
@@ -69,7 +69,7 @@ def experiment(expression: str = "fedper", **settings: Any) -> Experiment:
 )
 def test_other_settings_too(expression: str, settings: dict[str, Any]) -> None:
     made = experiment(expression, **settings)
-    assert told(start(made, make_engine("flower"))) == told(start(made, Inline()))
+    assert outcome(start(made, make_engine("flower"))) == outcome(start(made, Inline()))
 
 
 def test_shared_test_sets_are_scored_by_the_server() -> None:
@@ -78,7 +78,7 @@ def test_shared_test_sets_are_scored_by_the_server() -> None:
     data = FederatedData(source, replace(held, shared=shared))
     config = RunConfig(method="fedavg", rounds=2, protocol="fedbr", model="mlp(hidden=[8])")
     made = Experiment.build(config, data=data)
-    assert told(start(made, InProcess())) == told(start(made, Inline()))
+    assert outcome(start(made, InProcess())) == outcome(start(made, Inline()))
 
 
 def test_a_stopped_run_goes_on_from_the_states_at_the_sites(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_stopped_run_goes_on_from_the_states_at_the_sites(tmp_path: Path) -> N
         for tree in state.values()
         for tensor in tree.values()
     )
-    assert told(go_on(made, InProcess())) == told(whole)
+    assert outcome(go_on(made, InProcess())) == outcome(whole)
 
 
 def _checkpointed(folder: Path) -> dict[int, State]:
@@ -343,7 +343,7 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_pat
     assert [list(r.get("absent", {})) for r in result.records] == [[], [1], []]
     assert re.search(why, result.records[1]["absent"][1])
     silent, _ = engine(made, tmp_path / "silent", only(1, 2, lambda records: _error()))
-    assert told(start(made, silent))[0] == told(result)[0]
+    assert outcome(start(made, silent))[0] == outcome(result)[0]
 
 
 def _error() -> RecordDict:
@@ -422,7 +422,7 @@ def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Pa
     assert {
         cid: n for cid, (n, _) in Account.read(tmp_path / "run" / "ledger.jsonl").clients().items()
     } == {0: 5, 1: 3, 2: 3, 3: 3}
-    assert told(result) == told(start(made, Inline(), overwrite=True))
+    assert outcome(result) == outcome(start(made, Inline(), overwrite=True))
 
     failures["left"] = 1000
     asked, _ = engine(made, tmp_path, spoil)
@@ -431,7 +431,7 @@ def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Pa
     assert "round 2: 1 of 4 clients answered, fewer than min_clients = 2" in str(caught.value)
     assert "client 3: Asleep: at night" in str(caught.value)
     failures["left"] = 0
-    assert told(go_on(made, asked)) == told(start(made, Inline(), overwrite=True))
+    assert outcome(go_on(made, asked)) == outcome(start(made, Inline(), overwrite=True))
 
 
 def test_too_few_sites_are_waited_for_and_then_named(tmp_path: Path) -> None:
@@ -523,7 +523,7 @@ def test_text_goes_over_the_wire(tmp_path: Path) -> None:
     source = Source.from_arrays(rng.integers(0, 50, (60, 12)), np.arange(60) % 3, kind="text")
     config = RunConfig(method="fedper", rounds=2, clients=3, partition="iid", model="fasttext")
     made = Experiment.build(config, data=source)
-    assert told(start(made, InProcess())) == told(start(made, Inline()))
+    assert outcome(start(made, InProcess())) == outcome(start(made, Inline()))
 
 
 def test_nothing_may_come_up_with_an_adaptation(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from fedloom.launch.start import start
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from helpers import digits, told
+from helpers import digits, outcome
 
 # Unequal clients, one of a single row, classes missing everywhere.
 HOLDINGS = (((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40), ((0, 9), 8))
@@ -81,7 +81,7 @@ def test_any_number_of_workers_gives_the_same_bytes_and_numbers(
     """Two rounds with final adaptation, partial cohorts, newcomers, augmentation, unlike nets; and
     a pool that has done other runs before gives what a fresh reference engine gives."""
     made = experiment(method, **settings)
-    assert told(start(made, pool)) == told(start(made, Inline()))
+    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
 
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="needs FEDLOOM_DATA/fashion_mnist")
@@ -97,7 +97,7 @@ def test_images_and_convolutions_agree(pool: Pool) -> None:
         protocol="dbe",
     )
     made = Experiment.build(config)
-    assert told(start(made, pool)) == told(start(made, Inline()))
+    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
 
 
 def test_arrays_in_memory_reach_the_workers(pool: Pool) -> None:
@@ -107,7 +107,7 @@ def test_arrays_in_memory_reach_the_workers(pool: Pool) -> None:
     ]
     config = RunConfig(method="fedper", rounds=2, model="mlp(hidden=[4])")
     made = Experiment.build(config, data=FederatedData.from_clients(sites))
-    assert told(start(made, pool)) == told(start(made, Inline()))
+    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
 
 
 def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
@@ -121,7 +121,7 @@ def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
         assert message.startswith("KeyError in a worker process: 'no such key'")
         assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in message
         made = experiment("fedper")
-        assert told(start(made, pool)) == told(start(made, Inline()))
+        assert outcome(start(made, pool)) == outcome(start(made, Inline()))
         pids = {p.pid for p in pool._processes.values()}
         start(experiment("fedavg", rounds=1), pool)
         workers = list(pool._processes.values())

@@ -32,7 +32,7 @@ from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from helpers import digest, digits, told
+from helpers import digest, digits, outcome
 
 # Nine equal clients (a block of eight and one left over), two unlike ones.
 HOLDINGS = (*(((i, (i + 1) % 10, (i + 2) % 10), 18) for i in range(9)), ((3, 4), 25), ((5,), 1))
@@ -98,7 +98,7 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
     written = name if isinstance(register[name](), Method) else f"fedavg + {name}"
     model = "mlp(norm=batch)" if name == "fedbn" else "mlp"
     made, engine = experiment(written, model=model), Always()
-    assert told(start(made, engine)) == told(start(made, Inline()))
+    assert outcome(start(made, engine)) == outcome(start(made, Inline()))
     assert bool(engine.blocks.verdicts) or name not in JOIN
     assert not (engine.blocks.verdicts and name in ALONE)
 
@@ -117,7 +117,7 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
 )
 def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]) -> None:
     made = experiment(method, **settings)
-    assert told(start(made, Always())) == told(start(made, Inline()))
+    assert outcome(start(made, Always())) == outcome(start(made, Inline()))
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")

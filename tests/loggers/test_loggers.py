@@ -83,7 +83,7 @@ def check_whole(found: Found, result: fl.Result, tool: str) -> None:
         assert summary[key] == str(result.summary[key])
     for key in ("accuracy", "worst_decile", "bytes_up", "selected"):
         assert float(summary[key]) == result.summary[key]
-    trained = result.summary["activities"]["main"]["local training"]
+    trained = result.summary.activities["main"]["local training"]
     assert float(summary["activities/main/local training"]) == trained
 
 
@@ -173,7 +173,7 @@ def test_a_second_run_in_the_users_folder_stands_alone(tmp_path: Path) -> None:
     found = read("mlflow", folder["mlflow"])
     assert len(found.runs) == 2
     assert {config["seed"] for config in found.configs} == {"0", "1"}
-    assert {summary["run"] for summary in found.summaries} == {"None"}
+    assert {summary.run for summary in found.summaries} == {"None"}
 
 
 def test_resuming_a_run_that_ended_adds_nothing(logged: tuple[Path, fl.Result]) -> None:

@@ -243,8 +243,8 @@ def test_a_batch_larger_than_a_client_is_the_whole_client() -> None:
     first, second, small = (
         run("fedavg", "digits", batch_size=n, **settings) for n in (18, 10_000, 4)
     )
-    assert first.summary["state_sha256"] == second.summary["state_sha256"]
-    assert first.summary["state_sha256"] != small.summary["state_sha256"]
+    assert first.summary.state_sha256 == second.summary.state_sha256
+    assert first.summary.state_sha256 != small.summary.state_sha256
 
 
 @pytest.mark.parametrize(

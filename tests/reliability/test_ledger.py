@@ -47,7 +47,7 @@ def test_personal_tensors_are_not_in_it_and_bytes_agree_with_the_journal(tmp_pat
     assert {name.split(".")[0] for name, *_ in shared.tensors} == {"model/body"}
     assert shared.nbytes == (64 * 8 + 8) * 4 == 2080
     assert found.clients() == dict.fromkeys(range(3), (3, 3 * 2080))
-    assert sum(sent for _, sent in found.clients().values()) == result.summary["bytes_up"]
+    assert sum(sent for _, sent in found.clients().values()) == result.summary.bytes_up
     assert set(shared.numbers) >= {"rows", "loss"}
 
 

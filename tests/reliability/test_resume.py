@@ -87,7 +87,7 @@ def assert_same_run(out: Path, straight: Path) -> None:
     assert records(out) == records(straight)
     one, other = (json.loads((p / "summary.json").read_text()) for p in (out, straight))
     for summary in (one, other):
-        del summary["seconds"], summary["activities"], summary["run"]
+        del summary.seconds, summary.activities, summary.run
     assert one == other
     assert (out / "ledger.jsonl").read_bytes() == (straight / "ledger.jsonl").read_bytes()
 
@@ -382,4 +382,4 @@ def test_objects_must_be_given_again(tmp_path: Path) -> None:
     assert done.code == 1
     assert f"fedloom.resume({str(out)!r}, data=...)" in done.err
     again = resume(out, data=data)
-    assert again.summary["state_sha256"] == whole.summary["state_sha256"]
+    assert again.summary.state_sha256 == whole.summary.state_sha256

@@ -255,13 +255,13 @@ def test_a_run_without_memory_is_the_same_run_also_when_resumed(
     none = {"memory": 1e-6}  # MB
     without = run(method, **SETTINGS, **none, out=str(tmp_path / "whole"))
     assert spilled
-    assert without.summary["state_sha256"] == straight.summary["state_sha256"]
-    assert without.summary["accuracy"] == straight.summary["accuracy"]
+    assert without.summary.state_sha256 == straight.summary.state_sha256
+    assert without.summary.accuracy == straight.summary.accuracy
     assert state_sha256({}, without.clients) == state_sha256({}, straight.clients)
     out = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
         run(method, **SETTINGS, **none, out=str(out), watchers=[StopAt(5)])
     again = resume(out)
-    assert again.summary["state_sha256"] == straight.summary["state_sha256"]
+    assert again.summary.state_sha256 == straight.summary.state_sha256
     assert [r["scores"] for r in again.records] == [r["scores"] for r in straight.records]
     assert not [p for p in out.iterdir() if p.name.startswith(("tmp", "."))], "nothing is left"

@@ -153,7 +153,7 @@ def test_watching_changes_no_byte_of_a_run(tmp_path: Path) -> None:
         finally:
             stop.set()
             reader.join(timeout=30)
-    assert watched.summary["state_sha256"] == alone.summary["state_sha256"]
+    assert watched.summary.state_sha256 == alone.summary.state_sha256
     assert len(set(asked)) > 2
     assert asked == sorted(asked)
 

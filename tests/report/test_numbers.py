@@ -54,7 +54,7 @@ def test_a_curve_of_another_model_than_the_result_gives_no_numbers(tmp_path: Pat
     assert curves[0] == curves[1]
     assert numbers.default_targets(found) == curves[0][-1:]
     line = numbers.accuracy_line(tuned)
-    assert line.accuracy == numbers.Spread(tuned.runs[0].summary["accuracy"], None)  # type: ignore[index]
+    assert line.accuracy == numbers.Spread(tuned.runs[0].summary.accuracy, None)  # type: ignore[index]
     assert line.worst is not None
     assert line.best_five is line.worst_best_five is line.last_ten is None
     target = min(curves[0])
@@ -241,5 +241,5 @@ def test_clients_of_a_result_average_to_it(method: str, protocol: str, tmp_path:
     weights = [n if run.value == "weighted" else 1 for _, n in scores]
     mean = sum(a * w for (a, _), w in zip(scores, weights, strict=True)) / sum(weights)
     assert run.summary is not None
-    assert mean == pytest.approx(run.summary["accuracy"], abs=1e-12)
-    assert run.accuracy == run.summary["accuracy"]
+    assert mean == pytest.approx(run.summary.accuracy, abs=1e-12)
+    assert run.accuracy == run.summary.accuracy

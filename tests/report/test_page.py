@@ -293,7 +293,7 @@ def test_the_command_repeats_the_run(tmp_path: Path) -> None:
     assert words[:2] == ["fedloom", "run"]
     done = fedloom(*words[1:], "--out", tmp_path / "b", "--json")
     assert done.code == 0, done.err
-    assert done.record["state_sha256"] == first.summary["state_sha256"]
+    assert done.record["state_sha256"] == first.summary.state_sha256
 
 
 def test_a_run_of_python_objects_has_no_command(tmp_path: Path) -> None:

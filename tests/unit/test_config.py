@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.core.evaluate import PROTOCOLS
+from fedloom.core.protocol import PROTOCOLS
 from fedloom.core.phase import Opt
 from fedloom.errors import BadInput
 from fedloom.runs.config import OPT_KEYS, RunConfig

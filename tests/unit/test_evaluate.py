@@ -14,6 +14,7 @@ final adaptation. So every score is a share of labels:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import ClassVar
@@ -25,13 +26,15 @@ from torch import nn
 
 from fedloom.core.client import client
 from fedloom.core.data import ClientData
-from fedloom.core.evaluate import PROTOCOLS, Ask, Protocol, evaluate, score_rows
+from fedloom.core.evaluate import Ask, evaluate, score_rows
 from fedloom.core.message import Down
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.program import Program
+from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.core.round import initial_server
+from fedloom.core.score import ClientScore
 from fedloom.core.site import Visit
 from fedloom.core.task import Classification
 from fedloom.core.tree import clone_state
@@ -43,6 +46,7 @@ from fedloom.methods import parse_method
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resnet import BasicBlock
+from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment, find_protocol
 from fedloom.runs.runner import Runner
@@ -121,8 +125,13 @@ def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
 # ------------------------------------------------------------------ moments of one client
 
 
-def accuracies(found) -> dict[str, float]:
-    return {at: score["accuracy"] for at, score in found.items()}
+def accuracies(scores: Iterable[ClientScore]) -> dict[str, float]:
+    return {f"{s.moment}/{s.split}": s.metrics["accuracy"] for s in scores}
+
+
+def accuracy(scores: Iterable[ClientScore]) -> float:
+    (score,) = scores
+    return score.metrics["accuracy"]
 
 
 def test_moments_of_one_client():
@@ -143,9 +152,9 @@ def test_moments_of_one_client():
 def test_final_is_what_the_last_round_stored():
     """Measured inside the adapting call and read back from what the client keeps."""
     up, own = client(visit(Staged(), "adapt"), Ask(("final",)))
-    assert up.metrics["final/test/accuracy"] == pytest.approx(0.6)
-    found = evaluate(visit(Staged(), own=own), Ask(("final", "received")))
-    assert accuracies(found) == pytest.approx({"final/test": 0.6, "received/test": 0.0})
+    assert accuracies(up.scores) == pytest.approx({"final/test": 0.6})
+    scores = evaluate(visit(Staged(), own=own), Ask(("final", "received")))
+    assert accuracies(scores) == pytest.approx({"final/test": 0.6, "received/test": 0.0})
 
 
 def test_no_final_model_before_the_last_round():
@@ -155,14 +164,11 @@ def test_no_final_model_before_the_last_round():
 
 
 def test_only_what_is_asked_is_measured_inside():
-    assert not any("/" in key for key in client(visit(Staged()))[0].metrics)
+    assert client(visit(Staged()))[0].scores == ()
     up, _ = client(visit(Staged()), Ask(("received",)))
-    assert not any("/" in key for key in up.metrics)
+    assert up.scores == ()
     up, _ = client(visit(Staged()), Ask(("trained",), ("val", "test")))
-    assert {k for k in up.metrics if k.endswith("accuracy")} == {
-        "trained/val/accuracy",
-        "trained/test/accuracy",
-    }
+    assert accuracies(up.scores).keys() == {"trained/val", "trained/test"}
 
 
 def test_adapted_without_adaptation_is_received_and_for_a_newcomer_trained():
@@ -184,9 +190,9 @@ def test_trained_inside_the_call_is_trained_from_outside():
     program = Program(FedAvg(opt=Opt(lr=0.5, batch=4, epochs=2)), mlp(), 1)
     at = Visit(program, 0, data, Down(program.schedule(1)[0], initial_server(program)))
     up, _ = client(at, Ask(("trained",)))
-    outside = evaluate(at, Ask(("trained",)))["trained/test"]
-    assert {f"trained/test/{k}": v for k, v in outside.items()}.items() <= up.metrics.items()
-    assert outside["nll"] != evaluate(at, Ask(("received",)))["received/test"]["nll"]
+    outside = evaluate(at, Ask(("trained",)))
+    assert outside == up.scores
+    assert outside[0].metrics["nll"] != evaluate(at, Ask(("received",)))[0].metrics["nll"]
 
 
 def test_evaluation_changes_no_state_and_no_training():
@@ -205,7 +211,7 @@ def test_a_split_a_client_lacks_is_not_scored():
     data = ClientData(table(4), None, Table(torch.zeros(0, 4), torch.zeros(0).long()), 3)
     program = Program(FedAvg(), mlp(), 1)
     at = Visit(program, 0, data, Down(program.schedule(1)[0], initial_server(program)))
-    assert evaluate(at, Ask(("received",), ("test", "val", "train"))).keys() == {"received/train"}
+    assert evaluate(at, Ask(("received",), ("test", "val"))) == ()
 
 
 # ------------------------------------------------------------------ which model
@@ -215,9 +221,9 @@ def test_personal_and_global_model():
     """Ditto's own v says class 3, the server's model class 0: 0.6 and 0 of client 0's labels."""
     v = biased((0.0, 0.0, 0.0, 1.0)).tree()
     at = visit(Ditto(), own={"model": {}, "ditto": v})
-    assert evaluate(at, Ask(("received",)))["received/test"]["accuracy"] == pytest.approx(0.6)
+    assert accuracy(evaluate(at, Ask(("received",)))) == pytest.approx(0.6)
     ask = Ask(("received",), model="global")
-    assert evaluate(at, ask)["received/test"]["accuracy"] == 0.0
+    assert accuracy(evaluate(at, ask)) == 0.0
 
 
 def test_the_global_model_predicts_as_plain_averaging_does():
@@ -228,7 +234,7 @@ def test_the_global_model_predicts_as_plain_averaging_does():
             return super().predict(net, state, x).flip(-1)
 
     personal, common = (
-        evaluate(visit(Reversed()), Ask(("received",), model=model))["received/test"]["accuracy"]
+        accuracy(evaluate(visit(Reversed()), Ask(("received",), model=model)))
         for model in ("personal", "global")
     )
     assert (personal, common) == (pytest.approx(0.6), 0.0)
@@ -297,7 +303,7 @@ EXPECTED = {
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_preset_reports_its_own_number(name):
     assert EXPECTED.keys() == PROTOCOLS.keys()
-    assert runner(name).run()["accuracy"] == pytest.approx(EXPECTED[name])
+    assert runner(name).run().accuracy == pytest.approx(EXPECTED[name])
 
 
 @pytest.mark.parametrize(
@@ -311,7 +317,7 @@ def test_every_preset_reports_its_own_number(name):
 )
 def test_presets_on_a_method_that_does_not_adapt(name, expected):
     """Final is then as received."""
-    assert runner(name, Staged(tunes=False)).run()["accuracy"] == pytest.approx(expected)
+    assert runner(name, Staged(tunes=False)).run().accuracy == pytest.approx(expected)
 
 
 def test_what_the_presets_say():
@@ -357,7 +363,13 @@ def test_an_unknown_preset_offers_the_nearest():
 
 
 def scored(r: Runner) -> list[tuple[int, str, set[str]]]:
-    return [(rec["round"], rec["kind"], set(rec["scores"])) for rec in r.records]
+    return [(rec.round, rec.kind, {str(s.at) for s in rec.scores}) for rec in r.records]
+
+
+def by_client(record: RoundRecord, at: At) -> dict[int, float]:
+    score = record.score(at)
+    assert score is not None
+    return score.by_client()
 
 
 def test_a_curve_beside_the_final_number():
@@ -366,29 +378,33 @@ def test_a_curve_beside_the_final_number():
     r.run()
     every = {"received/test", "trained/test"}
     assert scored(r) == [(1, "train", every), (2, "train", every), (3, "adapt", {"final/test"})]
-    last = r.records[1]["scores"]
-    assert last["received/test"]["mean"] == pytest.approx(MEAN["received"])
-    assert last["trained/test"]["mean"] == pytest.approx(MEAN["trained"])
+    for moment in ("received", "trained"):
+        score = r.records[1].score(At(moment, "test"))
+        assert score is not None
+        assert score.spread().mean == pytest.approx(MEAN[moment])
 
 
 def test_adapted_in_every_round_is_not_the_final_model():
     r = runner(Protocol(moment="adapted"))
-    assert r.run()["accuracy"] == pytest.approx(MEAN["adapted"])
-    assert r.records[2]["scores"].keys() == {"final/test"}
+    assert r.run().accuracy == pytest.approx(MEAN["adapted"])
+    assert scored(r)[2][2] == {"final/test"}
 
 
 def test_the_adapting_round_does_not_count_the_last_model_twice():
     """The server is the same after it, so a mean of the five best must not see it again."""
-    for protocol, at in (("fedbr", "shared/test"), (Protocol(moment="received"), "received/test")):
+    for protocol, at in (
+        ("fedbr", At("received", "test", "global", "shared tests")),
+        (Protocol(moment="received"), At("received", "test")),
+    ):
         r = runner(protocol, rounds=3)
         r.run()
-        assert [rec["round"] for rec in r.records if at in rec["scores"]] == [1, 2, 3]
+        assert [rec.round for rec in r.records if rec.score(at)] == [1, 2, 3]
 
 
 def test_eval_every_and_always_the_last():
     r = runner("dualfed", Staged(tunes=False), rounds=5, eval_every=2)
     r.run()
-    assert [rec["round"] for rec in r.records if rec["scores"]] == [2, 4, 5]
+    assert [rec.round for rec in r.records if rec.scores] == [2, 4, 5]
     adapting = runner("fedloom", rounds=3, eval_every=2)
     adapting.run()
     every = {"received/test", "trained/test"}
@@ -402,9 +418,9 @@ def test_all_or_the_cohort(who, moment):
     r = runner(Protocol(moment=moment, clients=who), Staged(tunes=False), participation=0.5)
     r.run()
     for rec in r.records:
-        assert len(rec["cohort"]) == 1
-        ids = ["0", "1"] if who == "all" else [str(i) for i in rec["cohort"]]
-        assert list(rec["scores"][f"{moment}/test"]["clients"]) == ids
+        assert len(rec.cohort) == 1
+        ids = (0, 1) if who == "all" else rec.cohort
+        assert tuple(by_client(rec, At(moment, "test"))) == ids
 
 
 def test_moments_logged_beside_are_of_the_cohort():
@@ -412,9 +428,8 @@ def test_moments_logged_beside_are_of_the_cohort():
     r = runner("fedloom", Staged(tunes=False), participation=0.5)
     r.run()
     for rec in r.records:
-        ids = [str(i) for i in rec["cohort"]]
-        assert list(rec["scores"]["trained/test"]["clients"]) == ids
-        assert list(rec["scores"]["received/test"]["clients"]) == ["0", "1"]
+        assert tuple(by_client(rec, At("trained", "test"))) == rec.cohort
+        assert tuple(by_client(rec, At("received", "test"))) == (0, 1)
 
 
 @pytest.mark.parametrize(("tunes", "adapted", "final"), [(False, 0.1, 0.8 / 3), (True, 0.3, 1 / 3)])
@@ -423,14 +438,14 @@ def test_newcomers(tunes, adapted, final):
     as received, then warmed up: by local training (class 1: 0.1) or by the method's adaptation (in
     the last, adapting round: class 3: 0.3). The members' number is unchanged."""
     r = runner("fedloom", Staged(tunes=tunes), newcomers=1)
-    assert r.run()["accuracy"] == pytest.approx(final)
+    summary = r.run()
+    assert summary.accuracy == pytest.approx(final)
     assert r.program.clients == 2
-    assert not any(key.startswith("newcomers") for rec in r.records[:-1] for key in rec["scores"])
-    found = {k: v["clients"] for k, v in r.records[-1]["scores"].items() if "newcomers" in k}
-    assert found == {
-        "newcomers/received/test": {"2": pytest.approx(0.2)},
-        "newcomers/adapted/test": {"2": pytest.approx(adapted)},
-    }
+    assert not any(s.at.group == "newcomers" for rec in r.records[:-1] for s in rec.scores)
+    last = r.records[-1]
+    assert by_client(last, At("received", "test", group="newcomers")) == {2: pytest.approx(0.2)}
+    assert summary.newcomers is not None
+    assert summary.newcomers.by_client() == {2: pytest.approx(adapted)}
     assert 2 not in r.clients
 
 
@@ -438,28 +453,29 @@ def test_newcomers(tunes, adapted, final):
 def test_the_number_of_newcomers(moment, expected):
     protocol = Protocol(moment=moment, clients="new")
     r = runner(protocol, Staged(tunes=False), newcomers=1)
-    assert r.run()["accuracy"] == pytest.approx(expected)
+    assert r.run().accuracy == pytest.approx(expected)
 
 
 def test_validation_is_scored_where_it_selects():
     """Received says class 0: validation 1 and 0, test as above."""
     r = runner(Protocol(moment="received", select="best_val"), Staged(tunes=False))
-    found = r.run()
-    assert (found["accuracy"], found["selected"]) == (pytest.approx(MEAN["received"]), 1)
-    assert r.records[0]["scores"]["received/val"]["clients"] == {"0": 1.0, "1": 0.0}
+    summary = r.run()
+    assert summary.accuracy == pytest.approx(MEAN["received"])
+    assert summary.result.rounds == (1,)
+    assert by_client(r.records[0], At("received", "val")) == {0: 1.0, 1: 0.0}
 
 
 def test_the_validation_split_can_be_the_number():
-    found = runner(Protocol(moment="received", split="val"), Staged(tunes=False)).run()
-    assert found["accuracy"] == 0.5
+    summary = runner(Protocol(moment="received", split="val"), Staged(tunes=False)).run()
+    assert summary.accuracy == 0.5
 
 
 def test_shared_test_sets_are_the_units_of_the_average():
     """3 of 4 and 1 of 2: mean 0.625, by samples 4/6."""
     protocol = PROTOCOLS["fedbr"]
-    assert runner(protocol).run()["accuracy"] == 0.625
-    found = runner(replace(protocol, average="samples")).run()
-    assert found["accuracy"] == pytest.approx(4 / 6)
+    assert runner(protocol).run().accuracy == 0.625
+    summary = runner(replace(protocol, average="samples")).run()
+    assert summary.accuracy == pytest.approx(4 / 6)
 
 
 def test_full_last_round_edits_the_schedule():
@@ -467,7 +483,7 @@ def test_full_last_round_edits_the_schedule():
     r = runner("fedpac", Staged(tunes=False), rounds=3, participation=0.5)
     assert [p.cohort for p in r.experiment.plans] == ["sample", "sample", "all"]
     r.run()
-    assert [len(rec["cohort"]) for rec in r.records] == [1, 1, 2]
+    assert [len(rec.cohort) for rec in r.records] == [1, 1, 2]
     plain = runner("fedcr", rounds=3, participation=0.5).experiment.plans
     assert [(p.kind, p.cohort) for p in plain] == [("train", "sample")] * 3 + [("adapt", "all")]
 
@@ -515,6 +531,5 @@ def test_more_rows_than_one_forward_pass():
     y[:900:3] = 0
     program = Program(FedAvg(), biased(), 1)
     state = clone_state({"model": biased().tree()})
-    found = score_rows(program, program.net(0), Table(torch.zeros(1100, 1), y), state)
-    assert found["accuracy"] == pytest.approx(300 / 1100)
-    assert found["n"] == 1100
+    by_model = score_rows(program, program.net(0), Table(torch.zeros(1100, 1), y), state)
+    assert by_model["personal"]["accuracy"] == pytest.approx(300 / 1100)

@@ -17,6 +17,10 @@ BEST = 5
 """How many rounds `mean_of_five_best_test` averages."""
 
 
+_Scored = tuple[int, Score]
+"""A round, and what it scored."""
+
+
 def result_at(protocol: Protocol, method: Method) -> At:
     """Which model the result is of, and on whom."""
     moment: Moment = protocol.moment_of(method)
@@ -61,12 +65,22 @@ def choose(protocol: Protocol, method: Method, records: Sequence[RoundRecord]) -
     if protocol.select == "best_test":
         return _average(protocol, [max(scored, key=lambda one: _value(protocol, one[1]))])
     if protocol.select == "best_val":
-        validation = dict(_scored(records, replace(scored[0][1].at, split="val")))
-        if not validation:
-            raise BadInput("no validation rows were scored, by which a round could be selected")
-        best_round = max(validation, key=lambda t: _value(protocol, validation[t]))
-        return _average(protocol, [one for one in scored if one[0] == best_round])
+        return _average(protocol, [_best_by_validation(protocol, scored, records)])
     return _average(protocol, scored[-1:])
+
+
+def _best_by_validation(
+    protocol: Protocol, scored: Sequence[_Scored], records: Sequence[RoundRecord]
+) -> _Scored:
+    """The round that does best on validation rows, the first of equals."""
+    validation = dict(_scored(records, replace(scored[0][1].at, split="val")))
+    candidates = [one for one in scored if one[0] in validation]
+    if not candidates:
+        raise BadInput(
+            "no validation rows were scored, by which a round could be selected; choose a split"
+            " with validation rows, for instance 'merged(train=0.6, val=0.2)'"
+        )
+    return max(candidates, key=lambda one: _value(protocol, validation[one[0]]))
 
 
 def newcomers(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen | None:
@@ -74,10 +88,6 @@ def newcomers(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen | No
     at = At("adapted", protocol.split, protocol.model, "newcomers")
     scored = _scored(records, at)
     return _average(replace(protocol, select="last"), scored[-1:]) if scored else None
-
-
-_Scored = tuple[int, Score]
-"""A round, and what it scored."""
 
 
 def _scored(records: Sequence[RoundRecord], at: At) -> list[_Scored]:
