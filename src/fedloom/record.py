@@ -50,6 +50,13 @@ class At:
     model: str = PERSONAL
     group: Group = "clients"
 
+    @property
+    def path(self) -> str:
+        """The key with slashes only, as loggers name their curves."""
+        group = [] if self.group == "clients" else [self.group]
+        model = [] if self.model == PERSONAL else [self.model]
+        return "/".join([*group, self.moment, self.split, *model])
+
     def __str__(self) -> str:
         group = "" if self.group == "clients" else f"{self.group}/"
         model = "" if self.model == PERSONAL else f" ({self.model})"

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedloom.runs.scores import Record
 
 from fedloom.launch.start import run
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record
 from helpers import StopAt, fedloom, finish, start_fedloom, wait_until
 
 ROUNDS = 40

@@ -163,14 +163,15 @@ def numbers(record: RoundRecord) -> dict[str, float]:
     for score in record.scores:
         for metric in score.metrics:
             for name, value in asdict(score.spread(metric)).items():
-                values[f"{score.at}/{metric}/{name}"] = value
+                values[f"{score.at.path}/{metric}/{name}"] = value
     return values
 
 
 def summary_values(summary: Summary) -> Plain:
     """A summary on one level, without the values of single clients."""
+    short = {"accuracy": summary.accuracy, "worst_decile": summary.worst_decile}
     values = flat(dump(summary))
-    return {key: value for key, value in values.items() if not isinstance(value, list)}
+    return short | {key: value for key, value in values.items() if not isinstance(value, list)}
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> Plain:
