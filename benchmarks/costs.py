@@ -23,6 +23,7 @@ import fedloom as fl
 from fedloom.files import write_json
 from fedloom.methods import register
 from fedloom.observed_traffic import runnable
+from fedloom.record import RoundRecord
 from fedloom.runs.folder import current_versions
 
 OUT = Path(__file__).parents[1] / "src/fedloom/methods/costs.json"
@@ -74,8 +75,8 @@ def measured(name: str, data: str, settings: dict[str, Any]) -> dict[str, float]
     """One method beside FedAvg, in turn."""
     if name in MODELS:
         settings = {**settings, "model": MODELS[name][data]}
-    mine: list[Any] = []
-    fedavg: list[Any] = []
+    mine: list[RoundRecord] = []
+    fedavg: list[RoundRecord] = []
     for _ in range(TURNS):
         fedavg += fl.run("fedavg", data, **settings).records
         mine += fl.run(runnable(name), data, **settings).records
@@ -86,19 +87,19 @@ def measured(name: str, data: str, settings: dict[str, Any]) -> dict[str, float]
     return {key: round(value, 3) for key, value in found.items()}
 
 
-def round_seconds(records: list[Any]) -> float:
+def round_seconds(records: list[RoundRecord]) -> float:
     """The median training round; the first of a run is left out, it warms up."""
-    return median(seconds(r) for r in records if r["kind"] == "train" and r["round"] > 1)
+    return median(seconds(r) for r in records if r.kind == "train" and r.round > 1)
 
 
-def seconds(record: Any) -> float:
+def seconds(record: RoundRecord) -> float:
     """Of clients and server, not of the evaluation."""
-    return float(record["seconds"] - record["activities"]["main"].get("evaluation", 0.0))
+    return float(record.seconds - record.activities["main"].get("evaluation", 0.0))
 
 
-def sent(records: list[Any], way: str) -> int:
+def sent(records: list[RoundRecord], way: str) -> int:
     """Bytes of all clients in the last training round."""
-    return int([r for r in records if r["kind"] == "train"][-1][f"bytes_{way}"])
+    return int(getattr([r for r in records if r.kind == "train"][-1], f"bytes_{way}"))
 
 
 if __name__ == "__main__":

@@ -27,8 +27,9 @@ from typing import Any
 from fedloom.deploy.federation import Federation
 from fedloom.deploy.rehearsal import digits_project
 from fedloom.launch.start import run
+from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.journal import Journal
+from fedloom.runs.journal import read_records
 
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 MODELS = {"small": "mlp", "11 million numbers": "mlp(hidden=[3290, 3290])"}
@@ -89,12 +90,12 @@ def deployed(nodes: int, model: str, rounds: int) -> dict[str, Any]:
             submitted.wait(1800)
             memory.stop.set()
             memory.join()
-        records = Journal.read(RunPaths(submitted.out / "run").metrics)
-    seconds = [r["seconds"] for r in records]
+        records = read_records(RunPaths(submitted.out / "run").metrics, RoundRecord)
+    seconds = [r.seconds for r in records]
     return {
         "nodes": nodes,
         "model": model,
-        "megabytes_up_a_client": records[-1]["bytes_up"] / nodes / 1e6,
+        "megabytes_up_a_client": records[-1].bytes_up / nodes / 1e6,
         "start_seconds": ready,
         "seconds_per_round": statistics.median(seconds[1:]),
         "all_seconds": seconds,
@@ -115,7 +116,7 @@ def in_process(nodes: int, model: str, rounds: int) -> dict[str, Any]:
             protocol="cohort",
             engine=engine,
         )
-        seconds[engine] = statistics.median(r["seconds"] for r in result.records[1:])
+        seconds[engine] = statistics.median(r.seconds for r in result.records[1:])
     return {"nodes": nodes, "model": model, **{f"{k}_seconds": v for k, v in seconds.items()}}
 
 

@@ -29,6 +29,8 @@ from typing import Any
 
 import scale
 
+import fedloom as fl
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.watcher import Watcher
 
 RESULTS = Path(__file__).parent / "results" / "engines.json"
@@ -41,13 +43,13 @@ Reading = dict[str, Any]
 class Watch(Watcher):
     """Notes when each round ended."""
 
-    def begun(self, experiment: Any, done: int) -> None:
+    def begun(self, run: fl.RunView) -> None:
         self.marks = [time.perf_counter()]
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, run: fl.RunView, record: RoundRecord) -> None:
         self.marks.append(time.perf_counter())
 
-    def ended(self, summary: dict[str, Any]) -> None:
+    def ended(self, run: fl.RunView, summary: Summary) -> None:
         self.summary = summary
         self.processes = [memory(pid) for pid in (os.getpid(), *descendants(os.getpid()))]
 
@@ -88,7 +90,7 @@ def measure(case: Case) -> Reading:
     }
 
 
-def _transfer(summary: dict[str, Any]) -> float:
+def _transfer(summary: Summary) -> float:
     """Seconds that all processes together spent on packing, sending and unpacking."""
     return sum(spent.get("transfer", 0.0) for spent in summary.activities.values())
 

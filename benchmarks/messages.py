@@ -70,13 +70,13 @@ def measure(method: str, model: str) -> dict[str, Any]:
     scale = Scale()
     in_process.to_wire, in_process.from_wire = scale.to_wire, scale.from_wire
     result = start(experiment, in_process.InProcess())
-    rounds = [r for r in result.records if r["kind"] == "train"]
+    rounds = [r for r in result.records if r.kind == "train"]
     return {
         "method": method,
         "order_MB": max(scale.sizes["order"]) / 1e6,
-        "order_tensors_MB": max(r["bytes_down"] for r in rounds) / CLIENTS / 1e6,
+        "order_tensors_MB": max(r.bytes_down for r in rounds) / CLIENTS / 1e6,
         "reply_MB": max(scale.sizes["reply"]) / 1e6,
-        "reply_tensors_MB": max(r["bytes_up"] for r in rounds) / CLIENTS / 1e6,
+        "reply_tensors_MB": max(r.bytes_up for r in rounds) / CLIENTS / 1e6,
         "coding_seconds_per_MB": scale.seconds / scale.megabytes,
     }
 

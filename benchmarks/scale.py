@@ -34,6 +34,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import fedloom as fl
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.watcher import Watcher
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -97,16 +99,16 @@ def measure(case: Case) -> Reading:
 class Timer(Watcher):
     """Notes when each round ended, and what was in memory before the first."""
 
-    def begun(self, experiment: Any, done: int) -> None:
+    def begun(self, run: fl.RunView) -> None:
         self.ready = _megabytes("VmRSS")
         self.marks, self.cpu = [time.perf_counter()], [time.process_time()]
 
-    def step(self, record: dict[str, Any]) -> None:
+    def step(self, run: fl.RunView, record: RoundRecord) -> None:
         self.marks.append(time.perf_counter())
         self.cpu.append(time.process_time())
         self.workers = sum(_megabytes("VmHWM", pid) for pid in _workers())
 
-    def ended(self, summary: dict[str, Any]) -> None:
+    def ended(self, run: fl.RunView, summary: Summary) -> None:
         self.accuracy = summary.accuracy
 
 

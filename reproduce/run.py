@@ -14,7 +14,9 @@ from pathlib import Path
 
 import fedloom as fl
 from fedloom.files import write_json
+from fedloom.record import RoundRecord
 from fedloom.runs.folder import current_versions
+from fedloom.runs.journal import read_records
 
 
 def main(path: Path) -> None:
@@ -30,7 +32,7 @@ def main(path: Path) -> None:
         out=str(out),
         **settings,
     )
-    rows = [{**row.as_record(), "curve": curve(row)} for row in found.rows]
+    rows = [{**row.as_json(), "curve": curve(row)} for row in found.rows]
     measured = {
         "claim": spec["claim"],
         "paper": spec["paper"],
@@ -44,15 +46,9 @@ def main(path: Path) -> None:
 
 
 def curve(row: fl.Comparison) -> list[list[float]]:
-    """[round, mean accuracy] of the first seed, at the moment scored every round."""
-    records = (Path(row.summaries[0]["run"]) / "metrics.jsonl").read_text().splitlines()
-    points = []
-    for record in map(json.loads, records):
-        for at, stats in record["scores"].items():
-            if not at.startswith("newcomers"):
-                points.append([record["round"], round(stats["mean"], 4)])
-                break
-    return points
+    """[round, accuracy] of the first seed."""
+    records = read_records(Path(row.summaries[0].run) / "metrics.jsonl", RoundRecord)
+    return [[r.round, round(r.headline.value, 4)] for r in records if r.headline is not None]
 
 
 def holds(rows: list[dict], better: str, worse: str) -> bool:

@@ -118,8 +118,8 @@ def compared(
 
 def without_paths(row: Any) -> Row:
     """One row over all seeds, and each seed's accuracy."""
-    record: Row = {k: v for k, v in row.as_record().items() if k != "runs"}
-    return {**record, "accuracies": [s["accuracy"] for s in row.summaries]}
+    record: Row = {k: v for k, v in row.as_json().items() if k != "seeds"}
+    return {**record, "accuracies": row.accuracies}
 
 
 def slug(name: str) -> str:
@@ -130,19 +130,16 @@ def slug(name: str) -> str:
 class Watch(fl.Watcher):
     """A line per run that is computed."""
 
-    def __call__(self, label: str, which: int, runs: int) -> list[Watch]:
-        self.label, self.place = label, f"{which + 1}/{runs}"
+    def __call__(self, label: str, over: int) -> list[Watch]:
+        self.label, self.place = label, over + 1
         return [self]
 
-    def begun(self, experiment: Any, done: int) -> None:
+    def begun(self, run: fl.RunView) -> None:
         self.start = time.perf_counter()
 
-    def step(self, record: Any) -> None:
-        pass
-
-    def ended(self, summary: Any) -> None:
+    def ended(self, run: fl.RunView, summary: fl.Summary) -> None:
         seconds = time.perf_counter() - self.start
-        print(f"{self.place} {self.label}: {summary['accuracy']:.4f}, {seconds:.1f} s", flush=True)
+        print(f"{self.place} {self.label}: {summary.accuracy:.4f}, {seconds:.1f} s", flush=True)
 
 
 # ------------------------------------------------------------------ the page

@@ -8,7 +8,9 @@ from itertools import pairwise
 
 from work import arguments, report
 
+import fedloom as fl
 from fedloom.launch.start import engine_of, start
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.watcher import Watcher
@@ -17,13 +19,13 @@ from fedloom.runs.watcher import Watcher
 class Timer(Watcher):
     """Notes when each round ended."""
 
-    def begun(self, experiment: Experiment, done: int) -> None:
+    def begun(self, run: fl.RunView) -> None:
         self.marks = [time.perf_counter()]
 
-    def step(self, record: dict) -> None:
+    def step(self, run: fl.RunView, record: RoundRecord) -> None:
         self.marks.append(time.perf_counter())
 
-    def ended(self, summary: dict) -> None:
+    def ended(self, run: fl.RunView, summary: Summary) -> None:
         self.seconds = [b - a for a, b in pairwise(self.marks)]
 
 

@@ -11,9 +11,6 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
 from fedloom.errors import BadInput
 
 
@@ -50,6 +47,7 @@ def write_json(path: Path, value: object) -> None:
 def jsonable(value: Any) -> Any:
     """The value in JSON's types: NaN and infinities as None, scalars of torch and numpy as numbers.
 
+    >>> import torch
     >>> jsonable({"loss": float("nan"), "shape": (2, torch.tensor(3))})
     {'loss': None, 'shape': [2, 3]}
     """
@@ -57,7 +55,7 @@ def jsonable(value: Any) -> Any:
         return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [jsonable(item) for item in value]
-    if isinstance(value, torch.Tensor | numpy.ndarray | numpy.generic):
+    if hasattr(value, "tolist"):  # of torch and numpy, which need not be imported here
         return jsonable(value.tolist())
     if isinstance(value, Path):
         return str(value)

@@ -20,7 +20,7 @@ import torch
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from fedloom.core.message import Kind
-from fedloom.core.score import PERSONAL, ClientScore, Moment, TestSplit
+from fedloom.core.score import PERSONAL, ClientScore, Moment, SplitName
 from fedloom.errors import RunFolderError
 
 FORMAT = 2
@@ -46,7 +46,7 @@ class At:
     """
 
     moment: Moment
-    split: TestSplit
+    split: SplitName
     model: str = PERSONAL
     group: Group = "clients"
 

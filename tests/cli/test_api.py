@@ -38,9 +38,9 @@ def test_nothing_is_written_without_out(tmp_path: Path, monkeypatch: pytest.Monk
 def test_comparing_objects_and_expressions() -> None:
     found = fl.compare(["local", fl.Ditto(lam=0.1)], "digits", seeds=[0, 2], **SMALL)
     assert [row.label for row in found.rows] == ["local", "ditto(lam=0.1)"]
-    assert [s["seed"] for s in found.rows[1].summaries] == [0, 2]
+    assert [s.seed for s in found.rows[1].summaries] == [0, 2]
     alone = fl.run(fl.Ditto(lam=0.1), "digits", seed=2, **SMALL)
-    assert found.rows[1].summaries[1]["state_sha256"] == alone.summary.state_sha256
+    assert found.rows[1].summaries[1].state_sha256 == alone.summary.state_sha256
 
 
 def test_a_module_of_ones_own_is_split_before_its_last_layer() -> None:

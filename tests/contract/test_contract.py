@@ -112,7 +112,7 @@ def test_what_clients_receive_predicts_better_after_a_few_rounds(name: str) -> N
 
     def mean_nll(played: Played) -> float:
         seen = visits(prog, data, played, range(CLIENTS))
-        return sum(evaluate(v, ask)["received/train"]["nll"] for v in seen) / CLIENTS
+        return sum(evaluate(v, ask)[0].metrics["nll"] for v in seen) / CLIENTS
 
     assert mean_nll(after) < 0.95 * mean_nll(before)
 

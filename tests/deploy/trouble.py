@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fedloom.runs.scores import Record
 from sites import together, write_rows
 from watching import with_environment
 
@@ -36,7 +37,6 @@ from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record
 from helpers import wait_until
 
 A, B, C, D = NAMES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")

@@ -43,7 +43,7 @@ from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.runs.watcher import Watcher
-from helpers import StopAt, digits, same, outcome
+from helpers import StopAt, digits, outcome, same
 
 CLIENTS = (((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 8))
 

@@ -8,6 +8,8 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,8 @@ import fedloom as fl
 from fedloom.errors import BadInput, UnknownName
 from fedloom.loggers import LOGGERS, make_logger
 from fedloom.loggers.base import numbers
-from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record
+from fedloom.record import RoundRecord
+from fedloom.runs.journal import read_records
 from helpers import StopAt, fedloom, finish, start_fedloom, wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -55,21 +57,23 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, fl.Result]:
         return out, fl.run(**SETTINGS, out=str(out), watchers=[make_logger(t) for t in TOOLS])
 
 
-def curves_of(records: list[Record], tool: str) -> Curves:
+def curves_of(records: Sequence[RoundRecord], tool: str) -> Curves:
     """What should be there: TensorBoard keeps single precision."""
-    kept = (lambda v: float(np.float32(v))) if tool == "tensorboard" else float
-    found: Curves = {}
+    stored = (lambda v: float(np.float32(v))) if tool == "tensorboard" else float
+    curves: Curves = {}
     prefix = {"train": "", "special": "special/mean_regularization.mean/", "adapt": "adapt/"}
     for record in records:
-        values = {prefix[record["kind"]] + key: record[key] for key in COSTS}
-        values[prefix[record["kind"]] + "absent"] = 0
-        for at, stats in record["scores"].items():
-            for key in ("mean", "weighted", "worst_decile", "std"):
-                values[f"{at}/{key}"] = stats[key]
+        values = {prefix[record.kind] + key: getattr(record, key) for key in COSTS}
+        values[prefix[record.kind] + "absent"] = 0
+        for score in record.scores:
+            for metric in ("accuracy", "nll"):
+                for key in ("mean", "weighted", "worst_decile", "std"):
+                    name = f"{score.at.moment}/test/{metric}/{key}"
+                    values[name] = getattr(score.spread(metric), key)
         for name, value in values.items():
             if value is not None:
-                found.setdefault(name, []).append((record["round"], kept(value)))
-    return found
+                curves.setdefault(name, []).append((record.round, stored(value)))
+    return curves
 
 
 def check_whole(found: Found, result: fl.Result, tool: str) -> None:
@@ -80,9 +84,10 @@ def check_whole(found: Found, result: fl.Result, tool: str) -> None:
     assert config == {k: str(v) for k, v in result.experiment.config.model_dump().items()}
     (summary,) = found.summaries
     for key in ("method", "state_sha256", "run"):
-        assert summary[key] == str(result.summary[key])
-    for key in ("accuracy", "worst_decile", "bytes_up", "selected"):
-        assert float(summary[key]) == result.summary[key]
+        assert summary[key] == str(getattr(result.summary, key))
+    for key in ("accuracy", "worst_decile", "bytes_up"):
+        assert float(summary[key]) == getattr(result.summary, key)
+    assert summary["result/at/moment"] == result.summary.result.at.moment
     trained = result.summary.activities["main"]["local training"]
     assert float(summary["activities/main/local training"]) == trained
 
@@ -100,9 +105,9 @@ def services() -> list[str]:
 @pytest.mark.parametrize("tool", TOOLS)
 def test_every_number_is_read_back(logged: tuple[Path, fl.Result], tool: str) -> None:
     out, result = logged
-    kinds = [(r["kind"], r["round"]) for r in result.records]
+    kinds = [(r.kind, r.round) for r in result.records]
     assert kinds == [("special", 0), ("train", 1), ("train", 2), ("train", 3), ("adapt", 4)]
-    assert {"received/test", "final/test"} <= {at for r in result.records for at in r["scores"]}
+    assert {"received/test", "final/test"} <= {str(s.at) for r in result.records for s in r.scores}
     check_whole(read(tool, out / tool), result, tool)
 
 
@@ -129,7 +134,7 @@ def test_after_a_kill_no_step_is_written_twice(tmp_path: Path) -> None:
     process = start_fedloom("run", *flags, "--out", out, log, "--quiet")
     marks = out / TOOLS[-1] / "logged.jsonl"
     try:
-        wait_until(lambda: marks.exists() and marks.read_text().count("step") >= 8)
+        wait_until(lambda: marks.exists() and marks.read_text().count('"log": null') >= 8)
     finally:
         process.send_signal(signal.SIGKILL)
         finish(process)
@@ -137,7 +142,8 @@ def test_after_a_kill_no_step_is_written_twice(tmp_path: Path) -> None:
     resumed = finish(start_fedloom("resume", out, log, "--json", "--quiet"))
     assert resumed.code == 0, resumed.err
     for tool in TOOLS:
-        found, said = read(tool, out / tool), curves_of(Journal.read(out / "metrics.jsonl"), tool)
+        found = read(tool, out / tool)
+        said = curves_of(read_records(out / "metrics.jsonl", RoundRecord), tool)
         assert [x for x, _ in found.curves.pop("seconds")] == list(range(1, 31))
         del said["seconds"]  # what was computed twice took twice
         assert found.curves == said
@@ -173,7 +179,7 @@ def test_a_second_run_in_the_users_folder_stands_alone(tmp_path: Path) -> None:
     found = read("mlflow", folder["mlflow"])
     assert len(found.runs) == 2
     assert {config["seed"] for config in found.configs} == {"0", "1"}
-    assert {summary.run for summary in found.summaries} == {"None"}
+    assert {summary["run"] for summary in found.summaries} == {"None"}
 
 
 def test_resuming_a_run_that_ended_adds_nothing(logged: tuple[Path, fl.Result]) -> None:
@@ -242,11 +248,11 @@ def test_a_run_in_memory_needs_a_folder() -> None:
 
 
 def test_absent_clients_are_counted() -> None:
-    cost = {"loss": None, "bytes_up": 8, "bytes_down": 16, "seconds": 0.5}
-    record = {"kind": "train", "owner": "model", **cost, "scores": {}}
+    record = RoundRecord(0, 1, "train", "model", (0,), None, 8, 16, 0.5, {}, ())
     here = {"bytes_up": 8.0, "bytes_down": 16.0, "seconds": 0.5, "absent": 0.0}
     assert numbers(record) == here
-    assert numbers({**record, "absent": {1: "timed out", 3: "gone"}}) == {**here, "absent": 2.0}
+    gone = replace(record, absent={1: "timed out", 3: "gone"})
+    assert numbers(gone) == {**here, "absent": 2.0}
 
 
 def test_libraries_load_when_a_logger_is_made_and_call_nobody() -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from fedloom import FederatedData, run
 from fedloom.errors import BadInput, FedloomError, PartitionError
+from fedloom.record import At, RoundRecord
+from fedloom.runs.journal import read_records
 from helpers import fedloom
 
 SMALL = ["rounds=1", "clients=4", "partition=iid"]
@@ -225,10 +227,11 @@ def test_a_client_with_one_row_and_clients_lacking_classes_take_part(tmp_path: P
     )
     assert done.code == 0, done.err
     assert done.record["clients"] == 3
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(lines[-1])
-    assert last["cohort"] == [0, 1, 2]
-    assert set(last["scores"]["received/test"]["clients"]) == {"1", "2"}
+    last = read_records(tmp_path / "run" / "metrics.jsonl", RoundRecord)[-1]
+    assert last.cohort == (0, 1, 2)
+    score = last.score(At("received", "test"))
+    assert score is not None
+    assert score.clients == (1, 2)
 
 
 def test_a_client_without_rows_is_named() -> None:

@@ -33,6 +33,7 @@ def test_paths_and_files_of_a_run(tmp_path: Path) -> None:
     paths = RunPaths(made(tmp_path / "runs" / "one"))
     assert json.loads(paths.config.read_text()) == {"rounds": 3}
     assert set(json.loads(paths.versions.read_text())) == {
+        "format",
         "fedloom",
         "python",
         "torch",
@@ -163,3 +164,16 @@ def test_json_is_valid_json(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_json(tmp_path / "a.json", {"best": object()})
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == value
+
+
+def test_a_folder_in_another_format_is_refused_by_name(tmp_path: Path) -> None:
+    paths = RunPaths(made(tmp_path / "run"))
+    paths.check_format()
+    versions = json.loads(paths.versions.read_text())
+    del versions["format"]
+    paths.versions.write_text(json.dumps({**versions, "fedloom": "0.1.0"}))
+    with pytest.raises(RunFolderError, match=r"is in format 1, of fedloom 0\.1\.0; this version"):
+        paths.check_format()
+    paths.versions.unlink()
+    with pytest.raises(RunFolderError, match=r"versions\.json cannot be read"):
+        paths.check_format()

@@ -263,5 +263,5 @@ def test_a_run_without_memory_is_the_same_run_also_when_resumed(
         run(method, **SETTINGS, **none, out=str(out), watchers=[StopAt(5)])
     again = resume(out)
     assert again.summary.state_sha256 == straight.summary.state_sha256
-    assert [r["scores"] for r in again.records] == [r["scores"] for r in straight.records]
+    assert [r.scores for r in again.records] == [r.scores for r in straight.records]
     assert not [p for p in out.iterdir() if p.name.startswith(("tmp", "."))], "nothing is left"

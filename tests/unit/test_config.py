@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedloom.core.protocol import PROTOCOLS
 from fedloom.core.phase import Opt
+from fedloom.core.protocol import PROTOCOLS
 from fedloom.errors import BadInput
 from fedloom.runs.config import OPT_KEYS, RunConfig
 from fedloom.runs.experiment import Experiment

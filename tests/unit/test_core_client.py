@@ -283,12 +283,15 @@ def test_an_adapt_round_uploads_nothing_and_keeps_the_model_as_final() -> None:
     assert kept["final/model"].keys() == net.initial.keys()
 
 
-def test_measuring_inside_the_call_changes_nothing_but_the_metrics() -> None:
+def test_measuring_inside_the_call_changes_nothing_but_the_scores() -> None:
     program = Program(Method(), mlp(dropout=0.5), clients=2)
     plan = program.schedule(1)[0]
     down = send(Round(program, plan, initial_server(program)), 0)
     visit = Visit(program, 0, tables(8, 7).client(0), down)
     (plain, _), (asked, _) = client(visit), client(visit, Ask(("trained",)))
     assert digest(plain.state) == digest(asked.state)
-    assert set(asked.metrics) - set(plain.metrics) >= {"trained/test/accuracy", "trained/test/nll"}
-    assert asked.metrics["loss"] == plain.metrics["loss"]
+    assert [(s.moment, s.split, set(s.metrics)) for s in asked.scores] == [
+        ("trained", "test", {"accuracy", "nll"})
+    ]
+    assert plain.scores == ()
+    assert asked.metrics == plain.metrics

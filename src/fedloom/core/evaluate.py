@@ -14,7 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
-from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment, TestSplit
+from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment, SplitName
 from fedloom.core.site import SCAN_ROWS, Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, place, place_state
@@ -29,7 +29,7 @@ class Ask:
     """What to measure at one client."""
 
     moments: tuple[Moment, ...]
-    splits: tuple[TestSplit, ...] = ("test",)
+    splits: tuple[SplitName, ...] = ("test",)
     model: Literal["personal", "global"] = "personal"
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from fedloom.core.method import Method
 from fedloom.core.program import Program
-from fedloom.core.score import Moment, TestSplit
+from fedloom.core.score import Moment, SplitName
 from fedloom.errors import BadInput
 
 
@@ -25,7 +25,7 @@ class Protocol:
     model: Literal["personal", "global"] = "personal"
     moment: Moment = "final"
     clients: Literal["all", "cohort", "new"] = "all"
-    split: TestSplit = "test"
+    split: Literal["test", "val"] = "test"
     on: Literal["clients", "shared"] = "clients"
     select: Literal[
         "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
@@ -40,7 +40,7 @@ class Protocol:
         return "received" if self.moment == "final" and settled else self.moment
 
     @property
-    def splits(self) -> tuple[TestSplit, ...]:
+    def splits(self) -> tuple[SplitName, ...]:
         """Splits to score: the reported one, and validation where it selects."""
         if self.select == "best_val" and self.split != "val":
             return (self.split, "val")

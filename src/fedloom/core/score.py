@@ -9,7 +9,7 @@ from typing import Literal
 Moment = Literal["received", "trained", "adapted", "final"]
 """The model as it arrived, after local training, after the method's fine-tuning, or as the client
 keeps it at the end of a run."""
-TestSplit = Literal["test", "val"]
+SplitName = Literal["train", "val", "test"]
 PERSONAL, GLOBAL = "personal", "global"
 
 
@@ -18,7 +18,7 @@ class ClientScore:
     """Measured at one client; the only form in which scores travel from there to the run."""
 
     moment: Moment
-    split: TestSplit
+    split: SplitName
     rows: int
     """How many rows were scored."""
     metrics: Mapping[str, float]

@@ -15,11 +15,13 @@ from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.launch.progress import python_bar
+from fedloom.record import RoundRecord
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.config import RunConfig, RunSettings
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.given import Given, rebuilt
+from fedloom.runs.journal import read_records
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
 from fedloom.runs.stored import check_same_data, read_config
@@ -143,10 +145,9 @@ def _extend(experiment: Experiment, folder: RunFolder) -> None:
     if rounds == before.rounds:
         return
     checkpoints = Checkpoints(folder.checkpoints)
-    training = [i for i, p in enumerate(experiment.plans) if p.kind == "train"]
-    end = training[0] + before.rounds
+    trained = [r.step for r in read_records(folder.metrics, RoundRecord) if r.kind == "train"]
+    end = max(trained, default=-1) + 1
     usable = [step for step in checkpoints.steps() if step <= end]
-    trained = max(usable, default=training[0]) - training[0]
     if rounds < before.rounds:
         raise BadInput(
             f"the run in {folder.path} has {before.rounds} rounds, more than {rounds}; only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from fedloom.core.tree import State
@@ -45,10 +46,11 @@ class Result:
 
     def _repr_html_(self) -> str:
         """The summary as a table, for notebooks."""
-        from fedloom.launch.notebook import as_html
-        from fedloom.launch.terminal import summary_table
-
-        return as_html(summary_table(self.summary))
+        rows = "".join(
+            f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
+            for name, text in summary_rows(self.summary)
+        )
+        return f"<table><caption>{escape(self.summary.method)}</caption>{rows}</table>"
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

@@ -1,0 +1,85 @@
+"""What comes out of a run, in pandas, CSV, LaTeX and a notebook."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+import fedloom as fl
+from fedloom.errors import BadInput
+from fedloom.runs.config import RunConfig, RunSettings
+
+SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
+
+
+def test_every_score_is_a_row_of_a_frame() -> None:
+    """Fed-RoD scores its generic head beside the personal model; one client never trains."""
+    result = fl.run("fedrod", **SMALL, newcomers=1)
+    frame = result.to_pandas()
+    assert set(frame.model) == {"personal", "generic_head"}
+    newcomers = frame[(frame.group == "newcomers") & (frame.moment == "adapted")]
+    assert sorted(newcomers.model) == ["generic_head", "personal"]
+    assert set(newcomers.client) == {3}
+    members = frame[(frame.group == "clients") & (frame["round"] == 2)]
+    received = members[(members.moment == "received") & (members.model == "personal")]
+    assert received.accuracy.mean() == pytest.approx(result.accuracy)
+    assert list(received.accuracy) == list(result.summary.result.values)
+
+
+def test_a_comparison_holds_every_seed(tmp_path: Path) -> None:
+    comparison = fl.compare(
+        ["local", "fedavg"], seeds=[0, 3], **SMALL, out=str(tmp_path / "c"), progress=False
+    )
+    frame = comparison.to_pandas()
+    assert list(zip(frame.method, frame.seed, strict=True)) == [
+        ("local", 0),
+        ("local", 3),
+        ("fedavg", 0),
+        ("fedavg", 3),
+    ]
+    saved = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    values = [[seed["accuracy"] for seed in row["seeds"]] for row in saved["methods"]]
+    assert values == [row.accuracies for row in comparison.rows]
+    assert comparison.to_csv().splitlines()[0].startswith("method,seeds,accuracy_seed_0")
+    assert r"\toprule" in comparison.to_latex()
+    assert "fedavg" in comparison._repr_html_()
+    assert repr(comparison).splitlines()[0].startswith("local: ")
+
+
+def test_one_seed_has_no_deviation() -> None:
+    comparison = fl.compare(["local"], seeds=[1], **SMALL)
+    assert comparison.rows[0].deviation is None
+    assert "±" not in repr(comparison)
+
+
+def test_a_method_is_not_compared_with_itself() -> None:
+    with pytest.raises(BadInput, match="'fedavg' is compared with itself; name it once"):
+        fl.compare(["fedavg", fl.FedAvg()], seeds=[0], **SMALL)
+
+
+def test_a_result_shows_itself() -> None:
+    result = fl.run("fedavg", **SMALL)
+    assert repr(result).startswith("Result(fedavg: accuracy ")
+    assert "<th>worst 10 % of clients</th>" in result._repr_html_()
+
+
+@pytest.mark.parametrize("function", [fl.run, fl.compare])
+def test_signatures_name_every_setting(function: Any) -> None:
+    """In help and completion at run time, and for type checkers."""
+    objects = {"method", "data", "model"}
+    settings = set(RunConfig.model_fields) - objects
+    assert settings - {"seed"} <= set(inspect.signature(function).parameters)
+    assert set(RunSettings.__annotations__) == settings
+    hints = get_type_hints(RunSettings)
+    assert (hints["rounds"], hints["lr"]) == (int, float | None)
+
+
+def test_progress_is_shown_where_it_is_wanted(capfd: pytest.CaptureFixture[str]) -> None:
+    fl.run("fedavg", **SMALL)
+    assert "fedavg" not in capfd.readouterr().err  # a file
+    fl.run("fedavg", **SMALL, progress=True)
+    assert "2/2" in capfd.readouterr().err

@@ -1,0 +1,138 @@
+"""A run can be stopped by a watcher and be given more rounds; its bytes are those of one run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom as fl
+from fedloom.errors import BadInput
+from fedloom.record import RoundRecord
+from fedloom.runs.journal import read_records
+from fedloom.runs.watcher import RunView, Stop, Watcher
+from helpers import StopAt, fedloom, outcome
+
+SETTINGS: dict[str, Any] = {
+    "partition": "iid",
+    "clients": 4,
+    "model": "mlp(hidden=[12])",
+    "checkpoint_every": 2,
+}
+METHODS = ["fedavg", "fedavg_ft(adapt_epochs=1)", "spherefed", "fedavg + dbe"]
+"""Nothing after training; an adaptation; a special round after training; one before it."""
+
+
+class StopIn(Watcher):
+    """Ends the training after one round."""
+
+    def __init__(self, t: int, finish: bool = True) -> None:
+        self.t, self.finish = t, finish
+
+    def step(self, run: RunView, record: RoundRecord) -> Stop | None:
+        if record.kind == "train" and record.round == self.t:
+            return Stop(f"round {self.t} is enough", self.finish)
+        return None
+
+
+# ------------------------------------------------------------------ more rounds
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_ended_run_with_more_rounds_is_the_longer_run(method: str, tmp_path: Path) -> None:
+    straight = fl.run(method, rounds=5, **SETTINGS, out=str(tmp_path / "straight"))
+    out = tmp_path / "run"
+    fl.run(method, rounds=3, **SETTINGS, out=str(out))
+    longer = fl.resume(out, rounds=5)
+    assert outcome(longer) == outcome(straight)
+    assert [r.kind for r in longer.records].count("adapt") == [
+        r.kind for r in straight.records
+    ].count("adapt")
+    assert json.loads((out / "config.json").read_text())["rounds"] == 5
+
+
+def test_a_run_that_stopped_half_way_can_be_given_more(tmp_path: Path) -> None:
+    straight = fl.run("fedavg_ft", rounds=6, **SETTINGS)
+    with pytest.raises(KeyboardInterrupt):
+        fl.run("fedavg_ft", rounds=4, **SETTINGS, out=str(tmp_path / "run"), watchers=[StopAt(3)])
+    longer = fl.resume(tmp_path / "run", rounds=6)
+    assert longer.summary.state_sha256 == straight.summary.state_sha256
+
+
+def test_killed_while_it_is_extended_it_goes_on_with_the_new_rounds(tmp_path: Path) -> None:
+    straight = fl.run("fedavg_ft", rounds=6, **SETTINGS)
+    fl.run("fedavg_ft", rounds=3, **SETTINGS, out=str(tmp_path / "run"))
+    with pytest.raises(KeyboardInterrupt):
+        fl.resume(tmp_path / "run", rounds=6, watchers=[StopAt(1)])
+    assert not (tmp_path / "run" / "summary.json").exists()
+    again = fl.resume(tmp_path / "run")
+    assert again.summary.state_sha256 == straight.summary.state_sha256
+
+
+def test_only_more_rounds_can_be_given(tmp_path: Path) -> None:
+    fl.run("fedavg", rounds=3, **SETTINGS, out=str(tmp_path / "run"))
+    with pytest.raises(BadInput, match=r"has 3 rounds, more than 2; only further rounds"):
+        fl.resume(tmp_path / "run", rounds=2)
+    assert fedloom("resume", tmp_path / "run", "--rounds", "4", "-q").code == 0
+    assert len(read_records(tmp_path / "run" / "metrics.jsonl", RoundRecord)) == 4
+
+
+def test_a_last_round_in_which_everybody_took_part_cannot_be_taken_back(tmp_path: Path) -> None:
+    settings = {**SETTINGS, "protocol": "fedpac", "participation": 0.5}
+    fl.run("fedavg", rounds=2, **settings, out=str(tmp_path / "run"))
+    with pytest.raises(BadInput, match="everybody takes part in the last round"):
+        fl.resume(tmp_path / "run", rounds=3)
+
+
+# ------------------------------------------------------------------ stopping
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_stopped_early_is_a_run_of_so_many_rounds(method: str, tmp_path: Path) -> None:
+    """Special rounds and the adaptation come after the round at which it was stopped."""
+    short = fl.run(method, rounds=2, **SETTINGS)
+    out = tmp_path / "run"
+    stopped = fl.run(method, rounds=6, **SETTINGS, out=str(out), watchers=[StopIn(2)])
+    assert stopped.summary.state_sha256 == short.summary.state_sha256
+    assert stopped.accuracy == short.accuracy
+    assert (stopped.summary.rounds, stopped.summary.stopped) == (2, "round 2 is enough")
+    assert json.loads((out / "summary.json").read_text())["stopped"] == "round 2 is enough"
+
+
+def test_a_stop_survives_a_kill_and_more_rounds_undo_it(tmp_path: Path) -> None:
+    """Ctrl-C comes right after the stop, before the adaptation."""
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fl.run("fedavg_ft", rounds=6, **SETTINGS, out=str(out), watchers=[StopIn(2), StopAt(2)])
+    again = fl.resume(out)
+    assert (again.summary.rounds, again.summary.stopped) == (2, "round 2 is enough")
+    longer = fl.resume(out, rounds=7)
+    straight = fl.run("fedavg_ft", rounds=7, **SETTINGS)
+    assert longer.summary.state_sha256 == straight.summary.state_sha256
+    assert longer.summary.stopped is None
+
+
+def test_a_pruned_run_ends_at_once_and_is_judged_by_its_curve() -> None:
+    pruned = fl.run("fedavg_ft", rounds=6, **SETTINGS, watchers=[StopIn(2, finish=False)])
+    assert [r.kind for r in pruned.records] == ["train", "train"]
+    assert pruned.summary.result.at.moment == "received"
+    assert pruned.summary.stopped == "round 2 is enough"
+
+
+def test_a_watcher_sees_scores_and_the_servers_state() -> None:
+    class Looker(Watcher):
+        def __init__(self) -> None:
+            self.weights: list[float] = []
+
+        def step(self, run: RunView, record: RoundRecord) -> None:
+            assert record is run.records[-1]
+            assert run.done == len(run.records)
+            assert record.headline is not None
+            self.weights.append(float(run.server["model"]["head.weight"].sum()))
+
+    looker = Looker()
+    result = fl.run("fedavg", rounds=2, **SETTINGS, watchers=[looker])
+    assert len(set(looker.weights)) == 2
+    assert looker.weights[-1] == float(result.server["model"]["head.weight"].sum())
