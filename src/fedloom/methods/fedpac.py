@@ -7,9 +7,15 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedloom.core.method import Method
+from fedloom.core.net import Net
 from fedloom.core.phase import Phase
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State, Tree, clone
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.combination import combination_weights, combined, head_statistics
@@ -22,30 +28,41 @@ from fedloom.ops.prototypes import class_means, pooled_means
 class FedPAC(Method):
     """Feature alignment and classifier collaboration (Xu et al., ICLR 2023, Algorithm 1).
 
-    Each round, the extractor f received, the head a client's own combined one::
+    The model is a feature extractor f under a head. All clients share f; each has a head of its
+    own, which the server combines from the heads of the participants. Each round::
 
-        client i  statistics of the received f: h_y = P(y) mean_y f, V = E|f|^2 - sum_y |h_y|^2
-                  head: 1 epoch, f frozen, rate 0.1                                      eq. (15)
-                  f: E epochs, head frozen, CE + lam/d |f(x) - c_y|^2                 eq. (3), (16)
-                  centroids of the trained f                                             eq. (17)
-        server    f <- mean by n_i (18); c_k <- mean by n_ik (19)
-                  head_i <- sum_j a_ij head_j, a_i = argmin sum_j a_j^2 V_j/n_j + a'D_i a,
-                  D_i[j,j'] = sum_y <h_iy - h_jy, h_iy - h_j'y>, on the simplex        eq. (4), (46)
+        client i  receives f, its own head and the centroids c_k of the classes
+                  statistics of the received f, over its n_i samples:
+                    h_iy = P_i(y) E[f(x) | y]                                         eq. (34)
+                    V_i  = E |f(x)|^2 - sum_y |h_iy|^2                                eq. (44)
+                  head: 1 epoch at rate 0.1, f frozen                                 eq. (15)
+                  f: E epochs on CE + lam/d |f(x) - c_y|^2, head frozen               eq. (3), (16)
+                  c_ik = mean of the trained f over its n_ik samples of class k       eq. (17)
+        server    f <- sum_i n_i f_i / sum_i n_i                                      eq. (18)
+                  c_k <- sum_i n_ik c_ik / sum_i n_ik                                 eq. (19)
+                  a_i = argmin_a sum_j a_j^2 V_j / n_j + a' D_i a, on the simplex     eq. (46)
+                    where D_i[j, j'] = sum_y <h_iy - h_jy, h_iy - h_j'y>              eq. (45)
+                  head_i <- sum_j a_ij head_j                                         eq. (4)
 
-    No alignment before there are centroids; a class the server has none for uses the client's own.
-    Absent clients keep their heads, a newcomer gets the mean head; a is noted in the journal.
+    There is no alignment before the server has centroids. For a class without a centroid, a client
+    aligns to the mean of its own samples of that class. Clients that do not take part keep their
+    heads; a newcomer gets the mean of all heads. The weights a are written to the journal.
 
-    Hyper-parameters: `lam` 1.0, `head_lr` 0.1, `head_epochs` 1; E is the run's epochs (the paper's
-    5). `align`, `combine`: the ablation of Table 2; with neither this is FedRep. `covariance`
-    "identity" is A.5 (eq. 43), "full" A.3; `center` subtracts the participants' mean feature first
-    (Assumption 2). `centroids` "combined" mixes them by a_i too, for concept shift (the paper names
-    no rule; this is ours). `noise_scale`, `noise_weight`: on uploaded statistics and centroids.
+    Hyper-parameters: `lam` 1.0, `head_lr` 0.1, `head_epochs` 1; E is the run's number of epochs (5
+    in the paper). `align` and `combine` switch the two ideas off, as the ablation of Table 2 does;
+    with neither, this is FedRep. `covariance` "identity" is the simplification of appendix A.5 (eq.
+    43), "full" the general form of A.3. `center` first subtracts the participants' mean feature
+    (Assumption 2). `centroids` "combined" gives every client centroids of its own, mixed by a_i,
+    for concept shift (the paper suggests it and names no rule; this rule is ours). `noise_scale`
+    and `noise_weight` perturb the uploaded statistics and centroids.
 
-    Deviations: the code drops weights below 1e-3 and rescales the rest (`drop_below=1e-3`). Its
-    solver can lose the variance to eigenvalue clipping; this one floors E[ff'] ("full") at 1e-6.
+    Deviations: the published code drops weights below 1e-3 and rescales the others
+    (`drop_below=1e-3`). Its solver can lose the variance when it clips eigenvalues; here the
+    eigenvalues of E[f f'] ("full") are floored at 1e-6 of their mean.
 
-    Leaves the client: body, head, h [K, d], V ("full": E[ff'] [d, d]), class centroids and counts
-    (which reveal its classes). Without `combine` no head, h and V; without `align` no centroids.
+    Leaves the client: body, head, h [K, d], V ("full": E[f f'] [d, d] in its place), class
+    centroids and class counts (which reveal its classes). Without `combine` neither head, h nor V;
+    without `align` no centroids.
 
     >>> [p.name for p in FedPAC().phases]
     ['head', 'body']
@@ -67,84 +84,134 @@ class FedPAC(Method):
     noise_scale: float = 0.0
     noise_weight: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.centroids == "combined" and not self.combine:
             raise BadInput("centroids='combined' mixes by the heads' weights; set combine=true")
 
     @property
-    def phases(self):
-        first = Phase("head", "head.*", epochs=self.head_epochs, lr=self.head_lr)
-        return (first, Phase("body", "* !head.*"))
+    def phases(self) -> tuple[Phase, ...]:
+        head = Phase("head", "head.*", epochs=self.head_epochs, lr=self.head_lr)  # eq. (15)
+        body = Phase("body", "* !head.*")  # eq. (16)
+        return (head, body)
 
-    def shared_keys(self, net):
-        keys = super().shared_keys(net)
-        if self.combine and not net.match("head.*") <= keys:
+    def shared_keys(self, net: Net) -> frozenset[str]:
+        keys, head = super().shared_keys(net), net.match("head.*")
+        if not self.combine:
+            return keys - head
+        if not head <= keys:
             raise BadInput(f"fedpac combines heads, but shared={self.shared!r} keeps them")
-        return keys if self.combine else keys - net.match("head.*")
+        return keys
 
-    def server_init(self, r):
-        n, k = r.plan.clients, r.net.shape_of(r.net.logits)[-1]
-        held = {key: v.expand(n, *v.shape) for key, v in self._heads(r, r.net.tree()).items()}
+    def _head_keys(self, net: Net) -> list[str]:
+        """The tensors of a head that the server combines."""
+        return sorted(net.match("head.*")) if self.combine else []
+
+    # ------------------------------------------------------------------ what the server holds
+
+    def server_init(self, r: Round) -> State:
+        """A row per client of every head tensor; centroids, none of them known yet."""
+        initial = r.net.tree()
+        slice_: Tree = {}
+        for key in self._head_keys(r.net):
+            slice_[key] = initial[key].expand(r.plan.clients, *initial[key].shape)
         if self.align:
-            rows, d = n if self.centroids == "combined" else 1, r.net.shape_of(r.net.representation)
-            held["centroids"] = torch.zeros(rows, k, d.numel())
-            held["known"] = torch.zeros(rows, k, dtype=torch.bool)
-        return {**super().server_init(r), self.name: held}
+            rows = r.plan.clients if self.centroids == "combined" else 1
+            classes = r.net.shape_of(r.net.logits)[-1]
+            d = r.net.shape_of(r.net.representation).numel()
+            slice_["centroids"] = torch.zeros(rows, classes, d)
+            slice_["known"] = torch.zeros(rows, classes, dtype=torch.bool)
+        return {**super().server_init(r), self.name: slice_}
 
-    def _heads(self, r, tree):
-        return {k: tree[k] for k in sorted(r.net.match("head.*"))} if self.combine else {}
+    def send(self, r: Round, cid: int) -> State:
+        """The shared extractor under the client's own head, and the centroids."""
+        model = dict(r.server["model"])
+        if cid < r.plan.clients:  # a newcomer has no row and gets the mean head
+            for key in self._head_keys(r.net):
+                model[key] = r.server[self.name][key][cid]
+        return {"model": model, self.name: self._centroids_for(r, cid) if self.align else {}}
 
-    def send(self, r, cid):
-        held, row = r.server[self.name], cid if self.centroids == "combined" else 0
-        given = {k: held[k] for k in ("centroids", "known") if self.align}
-        given = {k: v[row] if row < len(v) else torch.zeros_like(v[0]) for k, v in given.items()}
-        mine = {k: v[cid] for k, v in self._heads(r, held).items() if cid < r.plan.clients}
-        return {"model": {**r.server["model"], **mine}, self.name: given}
+    def _centroids_for(self, r: Round, cid: int) -> Tree:
+        centroids, known = r.server[self.name]["centroids"], r.server[self.name]["known"]
+        row = cid if self.centroids == "combined" else 0
+        if row < len(centroids):
+            return {"centroids": centroids[row], "known": known[row]}
+        return {"centroids": torch.zeros_like(centroids[0]), "known": torch.zeros_like(known[0])}
 
-    def _features(self, s):
-        return s.scan(s.net.representation).flatten(1), s.data.train.y.to(s.device), s.data.classes
+    # ------------------------------------------------------------------ at a client
 
-    def local(self, s):
-        memo, given = s.memo.setdefault(self.name, {}), s.down[self.name]
-        z, y, k = self._features(s)  # of the received extractor: nothing is trained yet
+    def _features(self, s: Site) -> tuple[Tensor, Tensor]:
+        """f(x) [n, d] and y [n] of all training rows, with the client's model as it is now."""
+        return s.scan(s.net.representation).flatten(1), s.data.train.y.to(s.device)
+
+    def local(self, s: Site) -> None:
+        z, y = self._features(s)  # of the received extractor: nothing is trained yet
         if self.combine:
-            memo["statistics"] = head_statistics(z, y, k, self.covariance == "full")
-        if self.align and given["known"].any():
-            own, _ = class_means(z, y, k)
-            memo["centroids"] = torch.where(given["known"][:, None], given["centroids"], own)
+            full = self.covariance == "full"
+            s.memo[self.name, "statistics"] = head_statistics(z, y, s.data.classes, full)
+        if self.align:
+            s.memo[self.name, "targets"] = self._alignment_targets(s, z, y)
         super().local(s)
 
-    def loss(self, b, s):
-        loss, memo = super().loss(b, s), s.memo[self.name]
-        if s.phase.name == "body" and "centroids" in memo:
+    def _alignment_targets(self, s: Site, z: Tensor, y: Tensor) -> Tensor | None:
+        """c_y [K, d]: the server's centroids, and the client's own where the server has none.
+
+        None before the first centroids.
+        """
+        received = s.down[self.name]
+        if not received["known"].any():
+            return None
+        own, _ = class_means(z, y, s.data.classes)
+        return torch.where(received["known"][:, None], received["centroids"], own)
+
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        loss = super().loss(b, s)
+        targets = s.memo.get((self.name, "targets"))
+        if s.phase.name == "body" and targets is not None:
             z = b.out[s.net.representation].flatten(1)
-            loss = loss + self.lam * F.mse_loss(z, memo["centroids"][b.y])  # eq. (3)
+            loss = loss + self.lam * F.mse_loss(z, targets[b.y])  # eq. (3)
         return loss
 
-    def finish(self, s):
-        found = dict(s.memo[self.name].get("statistics", {}))
+    def finish(self, s: Site) -> State:
+        upload: Tree = dict(s.memo.get((self.name, "statistics"), {}))
         if self.align:
-            centroids, counts = class_means(*self._features(s))  # eq. (17)
-            found |= {"centroids": centroids, "counts": counts}
-        for k in found.keys() - {"counts"}:
-            found[k] = perturb(found[k], self.noise_scale, self.noise_weight, s.gen(("noise", k)))
-        return {**super().finish(s), self.name: found}
+            z, y = self._features(s)  # of the trained extractor
+            upload["centroids"], upload["counts"] = class_means(z, y, s.data.classes)  # eq. (17)
+        for key, value in upload.items():
+            if key != "counts":
+                gen = s.gen(("noise", key))
+                upload[key] = perturb(value, self.noise_scale, self.noise_weight, gen)
+        return {**super().finish(s), self.name: upload}
 
-    def aggregate(self, r):
-        ids, new = list(r.ups), {k: v.clone() for k, v in r.server[self.name].items()}
-        up = {k: r.stack(self.name, k) for k in r.ups[ids[0]].state[self.name]}
-        weights, rows = torch.ones(1, len(ids)), [0]  # of the centroids
+    # ------------------------------------------------------------------ the server's step
+
+    def aggregate(self, r: Round) -> State:
+        participants = list(r.ups)
+        uploaded_keys = r.ups[participants[0]].state[self.name]
+        uploads = {key: r.stack(self.name, key) for key in uploaded_keys}
+        new = clone(r.server[self.name])
+        rows, weights = [0], torch.ones(1, len(participants))  # of centroids that all clients share
         if self.combine:
-            a = combination_weights(up, self.center, self.drop_below)
-            r.notes[self.name] = {"clients": ids, "weights": a.round(decimals=4).tolist()}
-            for k in self._heads(r, new):
-                new[k][ids] = combined(a, r.stack("model", k))  # eq. (4)
+            a = combination_weights(uploads, self.center, self.drop_below)  # eq. (46)
+            r.notes[self.name] = {
+                "clients": participants,
+                "weights": a.round(decimals=4).tolist(),
+            }
+            for key in self._head_keys(r.net):
+                new[key][participants] = combined(a, r.stack("model", key))  # eq. (4)
             if self.centroids == "combined":
-                weights, rows = a, ids
+                rows, weights = participants, a
         if self.align:
-            mean, n = pooled_means(up["centroids"], up["counts"], weights)  # eq. (19)
-            found = n > 0  # absent classes keep their centroid
-            new["centroids"][rows] = torch.where(found[..., None], mean, new["centroids"][rows])
-            new["known"][rows] |= found
+            _renew_centroids(new, rows, uploads, weights)
         return {**super().aggregate(r), self.name: new}
+
+
+def _renew_centroids(slice_: Tree, rows: list[int], uploads: Tree, weights: Tensor) -> None:
+    """Write the weighted means of the uploaded centroids into these rows of the server's slice.
+
+    A class that no participant holds keeps the centroid it had.
+    """
+    means, counts = pooled_means(uploads["centroids"], uploads["counts"], weights)  # eq. (19)
+    held = counts > 0
+    slice_["centroids"][rows] = torch.where(held[..., None], means, slice_["centroids"][rows])
+    slice_["known"][rows] |= held

@@ -15,15 +15,16 @@ from fedloom.methods import register
 class FedPer(Method):
     """Personalization layers (Arivazhagan et al., 2019).
 
-    Each round, the model being a body under a head::
+    The model is a body (everything below the last layer) under a head. Each round::
 
         client i  trains body and its own head together for E epochs
         server    body <- sum_i n_i body_i / sum_i n_i
 
-    Hyper-parameters: `shared`, a pattern of what is averaged: everything but the head;
-    `adapt_epochs` 0: head-only epochs before the final test (10 in FedCR's tables).
+    Hyper-parameters: `shared`, the pattern of tensors that are averaged; by default everything but
+    the head. `adapt_epochs` 0: how many epochs the head alone is trained before the final test (10
+    in FedCR's tables).
 
-    Deviations: none; the paper's number of personal layers is the choice of `shared`.
+    Deviations: none. The paper's number of personal layers is chosen by `shared`.
 
     Leaves the client: the body.
 

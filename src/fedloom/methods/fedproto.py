@@ -7,8 +7,14 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.prototypes import class_sums
@@ -19,25 +25,29 @@ from fedloom.ops.prototypes import class_sums
 class FedProto(Method):
     """Federated prototype learning across heterogeneous clients (Tan et al., AAAI 2022).
 
-    f is the network up to its raw representation, d wide; no weight is shared. Each round, with a
-    global prototype c_k [d] of every class met so far::
+    f is the network up to its raw representation, which has d dimensions. No weight is shared; the
+    server holds a prototype c_k [d] of every class that some client has had so far. Each round::
 
-        client i  its own model: E epochs on CE + lam MSE(f(x), c_y); no pull where c_y is unknown
-                  c_ik = mean of f(x) over its samples of class k, f as trained; n_ik of them
-        server    c_k <- sum_i n_ik c_ik / sum_i n_ik; a class nobody held keeps c_k
-        at a test the class of the nearest global prototype, argmin_k |f(x) - c_k|
+        client i  its own model: E epochs on CE(x, y) + lam MSE(f(x), c_y)
+                    (no second term where the server has no c_y yet)
+                  c_ik = mean of the trained f over its n_ik samples of class k
+        server    c_k <- sum_i n_ik c_ik / sum_i n_ik
+                    (a class that no participant holds keeps its c_k)
+        at a test the class of the nearest prototype, argmin_k |f(x) - c_k|
 
-    Clients may have unlike networks, so long as d is the same.
+    Clients may have different networks, as long as d is the same.
 
-    Hyper-parameters: `lam` 1.0 (0.1 for CIFAR-10). `predictor="classifier"`: the client's own
-    head predicts; with it FedPAC's appendix C.5 compares `align="global"`, FedProto-G, and
-    `align="local"`, FedProto-L: the prototypes are the client's own, in training those of its last
-    round, and nothing is communicated. Both predictions are scored, the other one as a view.
+    Hyper-parameters: `lam` 1.0 (0.1 for CIFAR-10). `predictor` "prototype" predicts by the nearest
+    prototype, "classifier" by the client's own head; the other of the two is scored as a view.
+    `align` "global" is the method above; with "local" the prototypes are the client's own (in
+    training those of its last round) and nothing is communicated. Appendix C.5 of FedPAC compares
+    these two with `predictor="classifier"`, as FedProto-G and FedProto-L.
 
-    Deviations: the pull is of every sample's features, as in the code; the paper's regulariser
-    is of class means. The paper's mean has another factor 1 / (number of clients with class k),
-    which would shrink prototypes toward zero; it is left out. Probabilities are
-    softmax(-|f(x) - c_k|^2 / 2) over known classes; before there are prototypes, the head's.
+    Deviations: every sample's features are pulled towards the prototype, as in the published code;
+    the paper's regulariser pulls the class means. The paper's mean over clients has one more factor
+    1 / (number of clients with class k), which would shrink prototypes towards zero; it is left
+    out. Probabilities are softmax(-|f(x) - c_k|^2 / 2) over the classes with a prototype; before
+    there are prototypes, the head predicts.
 
     Leaves the client: sums of features per class and class counts (which reveal its classes).
 
@@ -47,14 +57,14 @@ class FedProto(Method):
 
     name: ClassVar[str] = "fedproto"
     family: ClassVar[str] = "representation"
-    # Features of a mixture have no prototype; control variates correct shared weights only.
+    # A mixture of two classes has no prototype; control variates correct shared weights only.
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "control_variates")
     shared: str = ""
     lam: float = 1.0
     align: Literal["global", "local"] = "global"
     predictor: Literal["prototype", "classifier"] = "prototype"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.lam < 0:
             raise BadInput(f"lam is 0 or more, not {self.lam}")
@@ -63,76 +73,105 @@ class FedProto(Method):
         if self.predictor not in ("prototype", "classifier"):
             raise BadInput(f"predictor is prototype or classifier, not {self.predictor!r}")
 
-    def server_init(self, r):
+    def server_init(self, r: Round) -> State:
         if self.align == "local":
             return super().server_init(r)
-        k, d = r.net.shape_of(r.net.logits)[-1], r.net.shape_of(r.net.representation).numel()
-        none = {"prototypes": torch.zeros(k, d), "known": torch.zeros(k, dtype=torch.bool)}
-        return {**super().server_init(r), self.name: none}
+        classes = r.net.shape_of(r.net.logits)[-1]
+        d = r.net.shape_of(r.net.representation).numel()
+        no_prototypes = {
+            "prototypes": torch.zeros(classes, d),
+            "known": torch.zeros(classes, dtype=torch.bool),
+        }
+        return {**super().server_init(r), self.name: no_prototypes}
 
-    def _given(self, s):
-        """Prototypes and which of them are known; empty where a client has only its own to come."""
-        given = (s.down if self.align == "global" else s.own).get(self.name, {})
+    # ------------------------------------------------------------------ at a client
+
+    def _prototypes(self, s: Site) -> Tree:
+        """`prototypes` [K, d] and which of them are `known` [K]: the server's or the client's own.
+
+        Empty for a client that makes its own and has not made any yet.
+        """
+        state = s.down if self.align == "global" else s.own
+        tree = state.get(self.name, {})
         width = s.net.shape_of(s.net.representation).numel()
-        if given and given["prototypes"].shape[1] != width:
+        if tree and tree["prototypes"].shape[1] != width:
             raise BadInput(
                 f"fedproto: the model of client {s.cid} has {width} features, the prototypes"
-                f" {given['prototypes'].shape[1]}; unlike models must end in the same width"
+                f" {tree['prototypes'].shape[1]}; unlike models must end in the same width"
             )
-        return given
+        return tree
 
-    def loss(self, b, s):
-        loss, given = super().loss(b, s), self._given(s)
-        if self.lam and given:
-            gap = b.out[s.net.representation].flatten(1) - given["prototypes"][b.y]
-            loss = loss + self.lam * (given["known"][b.y][:, None] * gap**2).mean()
-        return loss
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        loss = super().loss(b, s)
+        tree = self._prototypes(s)
+        if not self.lam or not tree:
+            return loss
+        gap = b.out[s.net.representation].flatten(1) - tree["prototypes"][b.y]
+        known = tree["known"][b.y][:, None]
+        return loss + self.lam * (known * gap**2).mean()
 
-    def _sums(self, s):
-        z, y = s.scan(s.net.representation).flatten(1), s.data.train.y.to(s.device)
-        return dict(zip(("sums", "counts"), class_sums(z, y, s.data.classes), strict=True))
+    def _class_sums(self, s: Site) -> tuple[Tensor, Tensor]:
+        """Sums of f(x) per class [K, d] and the class counts [K], with the model as it is now."""
+        z = s.scan(s.net.representation).flatten(1)
+        return class_sums(z, s.data.train.y.to(s.device), s.data.classes)
 
-    def finish(self, s):
-        up, found = super().finish(s), self._sums(s)
-        if self.align == "local":
-            s.own[self.name] = _renewed(self._given(s), **found)
-            return up
-        return {**up, self.name: found}
+    def finish(self, s: Site) -> State:
+        upload = super().finish(s)
+        sums, counts = self._class_sums(s)
+        if self.align == "global":
+            return {**upload, self.name: {"sums": sums, "counts": counts}}
+        s.own[self.name] = _renewed(self._prototypes(s), sums, counts)
+        return upload
 
-    def aggregate(self, r):
+    # ------------------------------------------------------------------ the server's step
+
+    def aggregate(self, r: Round) -> State:
         new = super().aggregate(r)
         if self.align == "global":
-            new[self.name] = _renewed(r.server[self.name], **r.sum(self.name))
+            total = r.sum(self.name)
+            new[self.name] = _renewed(r.server[self.name], total["sums"], total["counts"])
         return new
 
-    def personalize(self, s):
-        given = self._given(s)
-        if self.align == "local":  # of the model as it is now, which may have been trained since
-            given = _renewed(given, **self._sums(s))
-        usable = bool(given) and bool(given["known"].any())
-        return {**super().personalize(s), **({self.name: given} if usable else {})}
+    # ------------------------------------------------------------------ prediction
 
-    def predict(self, net, state, x):
-        return self._both(net, state, x)[0]
+    def personalize(self, s: Site) -> State:
+        state = super().personalize(s)
+        tree = self._prototypes(s)
+        if self.align == "local":  # of the model as it is now: it may have been trained since
+            tree = _renewed(tree, *self._class_sums(s))
+        if tree and tree["known"].any():
+            state = {**state, self.name: tree}
+        return state
 
-    def views(self, net, state, x):
-        """The prediction that was not asked for."""
-        name = "classifier" if self.predictor == "prototype" else "prototype"
-        return {name: self._both(net, state, x)[1]}
+    def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
+        by_prototype, by_classifier = self._predictions(net, state, x)
+        return by_prototype if self.predictor == "prototype" else by_classifier
 
-    def _both(self, net, state, x):
+    def views(self, net: Net, state: State, x: Tensor) -> dict[str, Tensor]:
+        """The prediction that `predictor` does not choose."""
+        by_prototype, by_classifier = self._predictions(net, state, x)
+        if self.predictor == "prototype":
+            return {"classifier": by_classifier}
+        return {"prototype": by_prototype}
+
+    def _predictions(self, net: Net, state: State, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities by the nearest prototype and by the client's own head."""
         out = net(state["model"], x, want=net.logits)
-        nearest = classified = F.softmax(out[net.logits], -1)
-        if given := state.get(self.name):
-            z, exact = out[net.representation].flatten(1), "donot_use_mm_for_euclid_dist"
-            closeness = -(torch.cdist(z, given["prototypes"], compute_mode=exact) ** 2) / 2
-            nearest = F.softmax(closeness.masked_fill(~given["known"], float("-inf")), -1)
-        both = nearest, classified
-        return both if self.predictor == "prototype" else both[::-1]
+        by_classifier = F.softmax(out[net.logits], -1)
+        tree = state.get(self.name)
+        if not tree:
+            return by_classifier, by_classifier
+        z = out[net.representation].flatten(1)
+        # The faster product form of the distance loses the digits of near prototypes.
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(z, tree["prototypes"], compute_mode=exact)
+        closeness = -(distance**2) / 2
+        by_prototype = F.softmax(closeness.masked_fill(~tree["known"], float("-inf")), -1)
+        return by_prototype, by_classifier
 
 
-def _renewed(old, sums, counts):
-    """Means of the classes that were held; the others as they were."""
+def _renewed(old: Tree, sums: Tensor, counts: Tensor) -> Tree:
+    """Prototypes after a round: new means of the classes that occurred, the others as they were."""
     held = counts > 0
     means = sums / counts.clamp_min(1)[:, None]
     if not old:

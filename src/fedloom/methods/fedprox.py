@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
+from fedloom.core.site import Site
 from fedloom.core.term import Term
+from fedloom.core.tree import Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -24,10 +26,11 @@ class Proximal(Term):
     Hyper-parameters: `mu` 0.01, from the paper's grid {0.001, 0.01, 0.1, 1}; FedBR tunes over
     {0.001, 0.01, 0.1}.
 
-    Deviations: added as its exact gradient instead of a term of the loss, which is the same step
-    without a graph over all weights; the logged loss is therefore without the penalty.
+    Deviations: the penalty's gradient is added to the loss's gradient, instead of the penalty to
+    the loss. The step is the same and needs no graph over all weights; the logged loss does not
+    contain the penalty.
 
-    Leaves the client: nothing more.
+    Leaves the client: nothing beyond what the method itself sends.
 
     >>> (FedAvg() + Proximal(mu=0.1)).terms
     (Proximal(mu=0.1),)
@@ -37,15 +40,16 @@ class Proximal(Term):
     family: ClassVar[str] = "drift correction"
     mu: float = 0.01
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.mu < 0:
             raise BadInput(f"proximal: mu is 0 or more, not {self.mu}")
 
-    def grads(self, g, s):
-        return {
-            k: v.add(s.w[k] - s.received[k], alpha=self.mu) if k in s.shared else v
-            for k, v in g.items()
-        }
+    def grads(self, g: Tree, s: Site) -> Tree:
+        corrected = dict(g)
+        for k in g:
+            if k in s.shared:
+                corrected[k] = g[k].add(s.w[k] - s.received[k], alpha=self.mu)
+        return corrected
 
 
 @register

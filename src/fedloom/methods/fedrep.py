@@ -22,11 +22,12 @@ class FedRep(Method):
         server    body <- sum_i n_i body_i / sum_i n_i
         at a test head: `adapt_epochs` epochs on the received body
 
-    Hyper-parameters: 4 + 1 epochs (DualFed's table; FedCR: 9 + 1); `adapt_epochs` 10 (FedCR's
-    protocol; 0 tests the head as it was left); `head_lr` None: as the body's.
+    Hyper-parameters: `head_epochs` 4 and `body_epochs` 1, as in DualFed's table (FedCR: 9 and 1).
+    `adapt_epochs` 10 is FedCR's protocol; 0 tests the head as the last round left it. `head_lr`
+    None: the head is trained with the run's learning rate, as the body is.
 
-    Deviations: the paper trains the body by one SGD pass and the head by many, as here; it
-    weights clients equally (`weighting="uniform"`), which is the same for equal clients.
+    Deviations: the paper weights clients equally (`weighting="uniform"`), which makes no difference
+    where all have equally many samples.
 
     Leaves the client: the body.
 
