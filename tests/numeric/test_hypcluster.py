@@ -15,10 +15,10 @@ from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
+from fedloom.method_tools.stacked_models import pick_model
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.hypcluster import IFCA, HypCluster
-from fedloom.ops.stacked import row
 from helpers import mlp, run, same, tables
 
 DATA = (rows(4.0, n=1), rows(10.0, n=3), rows(24.0, n=1))
@@ -105,7 +105,7 @@ def test_common_keys_are_everybodys():
 def test_models_begin_apart():
     """Or all clients would choose the first for ever; the first is the network itself."""
     server = Game(HypCluster(), mlp(), cloud(0, 6, (0, 1))).server["model"]
-    first, second, third = (row(server, j) for j in range(3))
+    first, second, third = (pick_model(server, j) for j in range(3))
     assert same(first, mlp().tree())
     for k in first:
         assert not torch.equal(first[k], second[k])
@@ -121,7 +121,7 @@ def test_one_model_is_fedavg_bit_for_bit(server_lr):
             HypCluster(k=1, opt=SLOW, server_lr=server_lr),
         )
     )
-    assert same(row(one.server["model"], 0), fedavg.server["model"])
+    assert same(pick_model(one.server["model"], 0), fedavg.server["model"])
 
 
 def test_two_kinds_of_clients_part():

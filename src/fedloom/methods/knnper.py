@@ -6,16 +6,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.site import Site
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.neighbours import Kernel, neighbour_votes
 
 GRID = 10
-"""Client by client, lam is one of 0, 1/GRID, ..., 1."""
+"""Where each client tunes its own lam, it chooses among 0, 1/GRID, ..., 1."""
 UNTUNED = 0.5
-"""lam of a client that has nothing to tune it on."""
+"""The lam of a client that has no validation rows to tune it on."""
 
 
 @register
@@ -23,7 +27,7 @@ UNTUNED = 0.5
 class KNNPer(Method):
     """Personalization through local memorization (Marfoq et al., ICML 2022, section 3).
 
-    phi(x) is the representation of the model the client holds::
+    Let phi(x) be the representation that the client's model makes of an input x::
 
         rounds    as FedAvg
         client i  stores (phi(x_j), y_j) of its training rows
@@ -31,16 +35,18 @@ class KNNPer(Method):
                   p_knn(c|x) ~ sum_{j in N(x), y_j = c} e^{-|phi(x) - phi(x_j)|}
                   p = lam p_knn + (1 - lam) softmax of the model
 
-    Both are probabilities. A client with fewer than k rows votes with all of them.
+    p_knn is normalised over the classes. With fewer than k stored rows, all of them vote.
 
-    Hyper-parameters: `k` 10; `lam` 0.5 (FedPAC: best of {0.5, 0.6, 0.7, 0.8}), or None: each
-    client takes the value of 0, 0.1, ..., 1 with the best accuracy on its validation rows (the
-    paper's tuning), the smallest of equals; a client without such rows takes 0.5.
+    Hyper-parameters: `k` 10. `lam` 0.5 (FedPAC takes the best of {0.5, 0.6, 0.7, 0.8}); None, the
+    paper's tuning: each client takes that of 0, 0.1, ..., 1 which has the best accuracy on its
+    validation rows, the smallest of several equally good ones; a client without validation rows
+    takes 0.5.
 
-    Deviations: `kernel="gaussian"`, e^{-d^2 / dim}, is the published code's. phi is the network's
-    raw representation, before anything a term inserts. Search is exact.
+    Deviations: `kernel="gaussian"` is the published code's weight of a vote, e^{-d^2 / dim} for a
+    neighbour at distance d. phi is the network's raw representation, before anything that a term
+    inserts. The search for neighbours is exact.
 
-    Leaves the client: the model's update; never the stored features.
+    Leaves the client: the model, as in FedAvg; never the stored features.
 
     >>> KNNPer(lam=0.8).k
     10
@@ -52,37 +58,46 @@ class KNNPer(Method):
     lam: float | None = 0.5
     kernel: Kernel = "distance"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.k < 1:
             raise BadInput(f"k is 1 or more neighbours, not {self.k}")
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise BadInput(f"lam mixes two predictions and lies between 0 and 1, not at {self.lam}")
 
-    def personalize(self, s):
+    def personalize(self, s: Site) -> State:
         stored = {
             "z": s.scan(s.net.representation).flatten(1),
             "y": s.data.train.y.to(s.device),
         }
         lam = self._tuned(s, stored) if self.lam is None else self.lam
-        lam = torch.tensor(lam, dtype=torch.float64, device=s.device)
-        return {"model": s.w, self.name: {**stored, "lam": lam}}
+        stored["lam"] = torch.tensor(lam, dtype=torch.float64, device=s.device)
+        return {"model": s.w, self.name: stored}
 
-    def predict(self, net, state, x):
-        stage, stored = net.representation, state[self.name]
+    def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
+        stored = state[self.name]
         out = net(state["model"], x, want=net.logits)
-        voted = self._votes(out[stage], stored, out[net.logits].shape[-1])
-        return stored["lam"] * voted + (1 - stored["lam"]) * out[net.logits].softmax(-1)
+        p_model = out[net.logits].softmax(-1)
+        p_knn = self._votes(out[net.representation], stored, classes=p_model.shape[-1])
+        return stored["lam"] * p_knn + (1 - stored["lam"]) * p_model
 
-    def _votes(self, z, stored, classes):
+    def _votes(self, z: Tensor, stored: Tree, classes: int) -> Tensor:
+        """p_knn [n, K] for representations z of n inputs."""
         return neighbour_votes(z.flatten(1), stored["z"], stored["y"], self.k, classes, self.kernel)
 
-    def _tuned(self, s, stored):
-        """The weight of the votes with the best accuracy on the client's validation rows."""
-        if not s.data.val:
+    def _tuned(self, s: Site, stored: Tree) -> float:
+        """The lam with the best accuracy on the client's validation rows."""
+        val = s.data.val
+        if not val:
             return UNTUNED
-        voted = self._votes(s.scan(s.net.representation, split=s.data.val), stored, s.data.classes)
-        model = s.scan(s.net.logits, split=s.data.val).softmax(-1)
-        y, grid = s.data.val.y.to(s.device), [i / GRID for i in range(GRID + 1)]
-        hits = [int(((a * voted + (1 - a) * model).argmax(-1) == y).sum()) for a in grid]
-        return grid[hits.index(max(hits))]
+        p_knn = self._votes(s.scan(s.net.representation, split=val), stored, s.data.classes)
+        p_model = s.scan(s.net.logits, split=val).softmax(-1)
+        y = val.y.to(s.device)
+        best_lam, most_hits = UNTUNED, -1
+        for i in range(GRID + 1):
+            lam = i / GRID
+            p = lam * p_knn + (1 - lam) * p_model
+            hits = int((p.argmax(-1) == y).sum())
+            if hits > most_hits:
+                best_lam, most_hits = lam, hits
+        return best_lam

@@ -12,15 +12,15 @@ from fedloom.methods import register
 @register
 @dataclass(frozen=True, kw_only=True)
 class LGFedAvg(Method):
-    """Local representations, global classifier (Liang et al., 2020): FedPer turned round.
+    """Local representations, global classifier (Liang et al., 2020): the reverse of FedPer.
 
     Each round::
 
         client i  trains its own body and the received head together for E epochs
         server    head <- sum_i n_i head_i / sum_i n_i
 
-    Hyper-parameters: `shared`, a pattern of the top layers that are averaged: the head. (FedCR's
-    code shares the last two fully connected layers.)
+    Hyper-parameters: `shared`, the pattern of the layers that are averaged; by default the head.
+    (FedCR's code shares the last two fully connected layers.)
 
     Deviations: none.
 

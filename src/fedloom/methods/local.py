@@ -1,4 +1,4 @@
-"""Local: nobody talks to anybody."""
+"""Local: every client trains alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Local(Method):
 
         client i  w_i <- E epochs of SGD on its own data, from its own w_i
 
-    All clients begin with the same random model. Called "SingleSet" in the DualFed paper.
+    All clients begin with the same random model. The DualFed paper calls this "SingleSet".
 
     Leaves the client: nothing.
 

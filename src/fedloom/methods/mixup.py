@@ -8,7 +8,9 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from fedloom.core.term import Term
+from fedloom.core.net import Net
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.soft_labels import soft_labels
@@ -19,21 +21,21 @@ from fedloom.ops.soft_labels import soft_labels
 class Mixup(Term):
     """Beyond empirical risk minimization (Zhang et al., ICLR 2018, section 2).
 
-    Each local step, pi a random permutation of the batch::
+    Each local step, pi being a random permutation of the batch and y one-hot::
 
         lambda ~ Beta(alpha, alpha)
         x~ = lambda x + (1 - lambda) x[pi]
-        y~ = lambda y + (1 - lambda) y[pi]         one-hot
+        y~ = lambda y + (1 - lambda) y[pi]
         loss of the method on (x~, y~)
 
-    Hyper-parameters: `alpha` 0.2 (the paper: 0.1 to 0.4 on ImageNet, 1 on CIFAR; FedBR: 0.2); 0
-    mixes nothing. `per` "batch": one lambda for the batch, as the paper's listing and FedBR's code
-    have it; "pair": one for every pair, as the paper's formula may also be read.
+    Hyper-parameters: `alpha` 0.2, as in FedBR (the paper: 0.1 to 0.4 on ImageNet, 1 on CIFAR); 0
+    mixes nothing. `per` "batch" draws one lambda for the batch, as the paper's listing and FedBR's
+    code do; "pair" draws one for every pair, as the paper's formula may also be read.
 
-    Deviations: none. Clients mix within their own batches, never with each other. Class-wise terms
-    go on using the hard labels of x.
+    Deviations: none. A client mixes samples of its own batch, never with those of other clients.
+    Terms that work class by class go on using the hard labels of x.
 
-    Leaves the client: nothing more.
+    Leaves the client: nothing beyond what the method itself sends.
 
     >>> Mixup().alpha
     0.2
@@ -45,25 +47,35 @@ class Mixup(Term):
     alpha: float = 0.2
     per: Literal["batch", "pair"] = "batch"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.alpha < 0:
             raise BadInput(f"mixup: alpha is 0 (no mixing) or positive, not {self.alpha}")
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         if not net.input_dtype.is_floating_point:
             raise BadInput("mixup averages inputs, and this network reads token ids")
 
-    def inputs(self, b, s):
+    def inputs(self, b: Batch, s: Site) -> None:
         if not self.alpha:
             return
-        at = (self.name, s.training)  # a second model's draws must not move the first one's
-        if at not in s.memo:
-            s.memo[at] = np.random.default_rng(s.gen(at).initial_seed())
-        draw, n = s.memo[at], len(b.x)
-        partner = torch.from_numpy(draw.permutation(n))
-        lam = draw.beta(self.alpha, self.alpha, size=n if self.per == "pair" else 1)
-        lam = torch.from_numpy(lam).to(b.x)[:, None]  # [n, 1] or [1, 1]
+        rng = self._rng(s)
+        n = len(b.x)
+        pi = torch.from_numpy(rng.permutation(n))
+        draws = rng.beta(self.alpha, self.alpha, size=n if self.per == "pair" else 1)
+        lam = torch.from_numpy(draws).to(b.x)  # [n] or [1]
+        lam_x = lam.reshape(-1, *[1] * (b.x.ndim - 1))
+        lam_y = lam[:, None]
         y = soft_labels(b.target, s.data.classes, b.x)
-        b.target = lam * y + (1 - lam) * y[partner]
-        lam = lam.reshape(-1, *[1] * (b.x.ndim - 1))
-        b.x = lam * b.x + (1 - lam) * b.x[partner]
+        b.target = lam_y * y + (1 - lam_y) * y[pi]
+        b.x = lam_x * b.x + (1 - lam_x) * b.x[pi]
+
+    def _rng(self, s: Site) -> np.random.Generator:
+        """Random numbers for the model in training.
+
+        A second model has its own, so that its draws do not change the first one's.
+        """
+        key = (self.name, s.training)
+        if key not in s.memo:
+            s.memo[key] = np.random.default_rng(s.gen(key).initial_seed())
+        rng: np.random.Generator = s.memo[key]
+        return rng
