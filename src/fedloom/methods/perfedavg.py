@@ -1,4 +1,4 @@
-"""Per-FedAvg: a common model that one step of each client's own turns into a good one."""
+"""Per-FedAvg: a common model from which one gradient step makes each client a good one."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase
 from fedloom.core.rng import rng_scope
+from fedloom.core.site import Site
 from fedloom.core.term import Batch
-from fedloom.core.tree import place
+from fedloom.core.tree import Tree, place
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -21,26 +23,29 @@ from fedloom.methods import register
 class PerFedAvg(Method):
     """Model-agnostic meta-learning across clients (Fallah et al., NeurIPS 2020, Algorithm 1).
 
-    The objective is mean_i F_i(w), F_i(w) = f_i(w - alpha grad f_i(w)). Each local step, with
-    three batches D, D', D'' of the client, beta being the run's learning rate::
+    The objective is mean_i F_i(w), where F_i(w) = f_i(w - alpha grad f_i(w)). beta is the run's
+    learning rate, H the Hessian of f, and D, D', D'' are three batches of the client. Each round::
 
-        w~        w - alpha grad f(w; D)
-        v         grad f(w~; D')
-        w         w - beta (I - alpha H(w; D'')) v                  H: the Hessian of f
-          first_order    H = 0
-          hessian_free   H v = (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / 2 delta
-        server    w <- mean over the cohort, all clients alike
+        client i  every local step:
+                  w~ <- w - alpha grad f(w; D)
+                  v  <- grad f(w~; D')
+                  w  <- w - beta (I - alpha H(w; D'')) v
+                    first_order    H = 0
+                    hessian_free   H v = (grad f(w + delta v; D'') - grad f(w - delta v; D''))
+                                         / (2 delta)
+        server    w <- mean over the participants, with equal weights
         at a test w_i <- w - alpha grad f_i(w), `adapt_steps` times
 
-    Hyper-parameters: `alpha` 0.01; `variant` "hessian_free", which keeps Algorithm 1's update (the
-    DBE paper's tables come from "first_order"); `delta` 0.001; `adapt_steps` 1. DBE reports it
-    after fine-tuning, which is the default protocol here.
+    Hyper-parameters: `alpha` 0.01. `variant` "hessian_free" keeps the update of Algorithm 1
+    ("first_order" is what the DBE paper's tables come from). `delta` 0.001. `adapt_steps` 1; the
+    DBE paper reports the method after fine-tuning, which is the default protocol here.
 
-    Deviations: none. D' is the loop's batch, D and D'' are drawn anew with as many rows, so full
-    batches give the exact gradient of F_i. alpha shares the run's decay and the step has neither
-    momentum nor weight decay, so that the step of the test is the step trained for. H is of the
-    task's loss: the curvature of a term's is left out. Terms that correct gradients correct v and
-    not the inner gradient.
+    Deviations: none. D' is the batch of the training loop; D and D'' are drawn anew with as many
+    rows, so that full batches give the exact gradient of F_i. alpha decays over the rounds as the
+    run's learning rate does. The step before a test has neither momentum nor weight decay, and so
+    is the step that was trained for. H is the Hessian of the task's loss; the curvature of the
+    losses that terms add is left out. Terms that correct gradients correct v, not the inner
+    gradient.
 
     Leaves the client: the whole model; never the adapted one.
 
@@ -56,7 +61,7 @@ class PerFedAvg(Method):
     delta: float = 0.001
     adapt_steps: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.alpha < 0 or self.adapt_steps < 0:
             raise BadInput("perfedavg: alpha and adapt_steps must be 0 or more")
@@ -66,47 +71,61 @@ class PerFedAvg(Method):
             raise BadInput(f"variant must be first_order or hessian_free, got {self.variant!r}")
 
     @property
-    def adapt(self):
+    def adapt(self) -> tuple[Phase, ...]:
         if not self.adapt_steps:
             return ()
         plain = Phase("tune", momentum=0.0, weight_decay=0.0, clip=0.0)
         return (replace(plain, steps=self.adapt_steps, lr=self.alpha),)
 
-    def step(self, b, s):
-        alpha = Phase(lr=self.alpha).over(s.opt, s.plan.t).opt.lr
-        inner = s.grad(self._another(b, s), corrected=False)
-        v = s.grad(b, _moved(s.w, inner, -alpha))
+    def step(self, b: Batch, s: Site) -> None:
+        alpha = Phase(lr=self.alpha).over(s.opt, s.plan.t).opt.lr  # decayed as the run's rate is
+        inner = s.grad(self._another_batch(b, s), corrected=False)  # grad f(w; D)
+        w_tilde = _moved(s.w, inner, -alpha)
+        v = s.grad(b, w_tilde)  # grad f(w~; D')
         if self.variant == "hessian_free":
-            bent = self._hessian_times(v, b, s)
-            v = {k: x - alpha * bent[k] for k, x in v.items()}
+            hessian_v = self._hessian_times(v, b, s)
+            v = {k: v[k] - alpha * hessian_v[k] for k in v}
         s.apply(v)
 
-    def _another(self, b, s):
-        """A batch as large as this one, drawn from all rows."""
+    def _another_batch(self, b: Batch, s: Site) -> Batch:
+        """A batch as large as this one, drawn from all training rows."""
         if self.name not in s.memo:
             s.memo[self.name] = s.gen(self.name)
         gen, train = s.memo[self.name], s.data.train
         idx = torch.randperm(len(train), generator=gen)[: len(b.idx)]
+        x = place(train.x(idx, gen), s.device)
         y = train.y[idx].to(s.device)
-        return Batch(place(train.x(idx, gen), s.device), y, idx, y)
+        return Batch(x, y, idx, target=y)
 
-    def _hessian_times(self, v, b, s):
-        """H(w; D'') v by a central difference. Both ends run the same random layers, or the
-        difference would be their noise over 2 delta, and touch no running statistics."""
-        drawn = self._another(b, s)
-        ends = []
-        for sign in (1, -1):
-            w = _moved(s.w, v, sign * self.delta)
-            w |= {k: x.clone() for k, x in w.items() if k not in s.net.params}
-            with rng_scope(*s.plan.key, s.cid, "probe", s.steps):
-                drawn.out = s.net(w, drawn.x, train=s.modes)
-            leaves = [w[k] for k in v]
-            ends.append(torch.autograd.grad(self.loss(drawn, s), leaves, materialize_grads=True))
-        return {k: (p - m) / (2 * self.delta) for k, p, m in zip(v, *ends, strict=True)}
+    def _hessian_times(self, v: Tree, b: Batch, s: Site) -> Tree:
+        """H(w; D'') v by a central difference of gradients."""
+        drawn = self._another_batch(b, s)
+        ahead = self._grad_at(_moved(s.w, v, self.delta), list(v), drawn, s)
+        behind = self._grad_at(_moved(s.w, v, -self.delta), list(v), drawn, s)
+        return {k: (ahead[k] - behind[k]) / (2 * self.delta) for k in v}
+
+    def _grad_at(self, w: Tree, keys: list[str], b: Batch, s: Site) -> Tree:
+        """grad f(w; b) with respect to these tensors.
+
+        Every call in a step draws the same random layers (dropout), because the difference of two
+        draws, divided by 2 delta, would drown H v. BatchNorm's running statistics are copied, so
+        that this forward pass does not change the client's.
+        """
+        w = w | {k: x.clone() for k, x in w.items() if k not in s.net.params}
+        with rng_scope(*s.plan.key, s.cid, "probe", s.steps):
+            b.out = s.net(w, b.x, train=s.modes)
+        leaves = [w[k] for k in keys]
+        grads = torch.autograd.grad(self.loss(b, s), leaves, materialize_grads=True)
+        return dict(zip(keys, grads, strict=True))
 
 
-def _moved(w, direction, by):
-    """w + by * direction, ready to be differentiated. What does not move is shared with w:
-    BatchNorm's statistics follow every forward pass."""
-    moved = {k: w[k].detach().add(x, alpha=by).requires_grad_() for k, x in direction.items()}
+def _moved(w: Tree, direction: Tree, by: float) -> Tree:
+    """w + by * direction, ready to be differentiated.
+
+    Tensors without a direction are shared with w: BatchNorm's running statistics follow every
+    forward pass, wherever in weight space it is taken.
+    """
+    moved: dict[str, Tensor] = {}
+    for k, x in direction.items():
+        moved[k] = w[k].detach().add(x, alpha=by).requires_grad_()
     return {**w, **moved}

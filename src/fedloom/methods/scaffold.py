@@ -7,8 +7,12 @@ from typing import ClassVar
 
 import torch
 
+from fedloom.core.message import Up
 from fedloom.core.method import Method
+from fedloom.core.round import Round
+from fedloom.core.site import Site
 from fedloom.core.term import Term
+from fedloom.core.tree import State, Tree
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
 
@@ -18,20 +22,21 @@ from fedloom.methods.fedavg import FedAvg
 class ControlVariates(Term):
     """SCAFFOLD's correction, option II (Karimireddy et al., ICML 2020, Algorithm 1).
 
-    Each round, c on the server and c_i at client i, both zero at the start::
+    The server holds a control variate c, client i holds c_i; both are zero at the start. x is the
+    received model, y the model in training, S the set of participants of N clients. Each round::
 
-        step      y <- y - lr (g(y) - c_i + c)                               line 10
-        client    c_i+ <- c_i - c + (x - y) / (K lr)                         line 12, option II
+        client i  K steps y <- y - lr (g(y) - c_i + c)                       line 10
+                  c_i+ <- c_i - c + (x - y) / (K lr)                         line 12, option II
                   sends c_i+ - c_i, keeps c_i+
         server    c <- c + |S|/N mean_{i in S} (c_i+ - c_i)                  line 17
 
-    K lr is counted per tensor from the steps actually taken, so a method that trains head and body
-    in turn gets the right correction for each.
+    K lr is counted for every tensor from the steps that were taken, so that a method which trains
+    head and body in turn gets the right correction for each.
 
     Deviations: none. Momentum and weight decay act after the correction and are not part of the
-    theory; with momentum, (x - y)/(K lr) overstates the gradient.
+    theory; with momentum, (x - y) / (K lr) overstates the gradient.
 
-    Leaves the client: the difference of its control variate, as large as the shared model.
+    Leaves the client: the change of its control variate, which is as large as the shared model.
 
     >>> (FedAvg() + ControlVariates()).terms
     (ControlVariates(),)
@@ -40,41 +45,46 @@ class ControlVariates(Term):
     name: ClassVar[str] = "control_variates"
     family: ClassVar[str] = "drift correction"
 
-    def server_init(self, r):
+    def server_init(self, r: Round) -> State:
         return {self.name: _zeros(r)}
 
-    def client_init(self, s):
+    def client_init(self, s: Site) -> State:
         return {self.name: _zeros(s)}
 
-    def grads(self, g, s):
+    def grads(self, g: Tree, s: Site) -> Tree:
         c, c_i = s.down[self.name], s.own[self.name]
-        return {k: v + c[k] - c_i[k] if k in c else v for k, v in g.items()}  # line 10
+        corrected = dict(g)
+        for k in g:
+            if k in c:
+                corrected[k] = g[k] + c[k] - c_i[k]  # line 10
+        return corrected
 
-    def finish(self, s):
+    def finish(self, s: Site) -> State:
         c, c_i = s.down[self.name], s.own[self.name]
-        new = {
-            k: c_i[k] - c[k] + (s.received[k] - s.w[k]) / travel  # line 12, option II
-            for k in c
-            if (travel := s.travel.get(k))
-        }
-        s.own[self.name] = c_i | new
-        return {self.name: {k: s.own[self.name][k] - c_i[k] for k in c}}
+        x, y = s.received, s.w
+        c_plus = dict(c_i)
+        for k in c:
+            k_lr = s.travel.get(k)
+            if k_lr:  # a tensor that was not trained keeps its control variate
+                c_plus[k] = c_i[k] - c[k] + (x[k] - y[k]) / k_lr  # line 12, option II
+        s.own[self.name] = c_plus
+        return {self.name: {k: c_plus[k] - c_i[k] for k in c}}
 
-    def weight(self, r, cid, up):
+    def weight(self, r: Round, cid: int, up: Up) -> float:
         return 1.0
 
-    def aggregate(self, r):
+    def aggregate(self, r: Round) -> State:
         share = len(r.ups) / r.plan.clients
         change = r.mean(self.name)
-        return {self.name: {k: c + share * change[k] for k, c in r.server[self.name].items()}}
+        c = r.server[self.name]
+        return {self.name: {k: c[k] + share * change[k] for k in c}}  # line 17
 
 
-def _zeros(where):
+def _zeros(where: Round | Site) -> Tree:
     """A zero for every shared parameter, on the server or at a site."""
-    net = where.net
-    return {
-        k: torch.zeros_like(v) for k, v in net.initial.items() if k in where.shared & net.params
-    }
+    trained_and_shared = where.shared & where.net.params
+    initial = where.net.initial
+    return {k: torch.zeros_like(v) for k, v in initial.items() if k in trained_and_shared}
 
 
 @register

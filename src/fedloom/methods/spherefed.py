@@ -6,18 +6,24 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
+from fedloom.core.message import Plan
 from fedloom.core.method import Method
+from fedloom.core.net import Net
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.ridge import normal_equations, ridge_solution
 
 
 class Sphere(nn.Module):
-    """Features as vectors of length one."""
+    """Scales features to length one."""
 
-    def forward(self, z):
+    def forward(self, z: Tensor) -> Tensor:
         return F.normalize(z.flatten(1), dim=1)
 
 
@@ -37,26 +43,32 @@ class FixedOrthogonal(nn.Linear):
 class SphereFed(Method):
     """Hyperspherical federated learning (Dong et al., ECCV 2022).
 
-    z = f(x) / |f(x)|; the classifier's K rows W are orthonormal and the same for all. ::
+    The features are z = f(x) / |f(x)|. The K rows of the classifier W are orthonormal, the same for
+    all clients, and not trained. Each round::
 
-        client i  f: E epochs on |W z - onehot(y)|^2 / K: W z are cosines        each round
+        client i  f: E epochs on |W z - onehot(y)|^2 / K         W z holds the cosines to the rows
         server    f <- sum_i n_i f_i / sum_i n_i
-        after the last round, with the final f
+
+    After the last round the classifier is calibrated, with the final f::
+
         client i  sends Z_i'Z_i [d, d] and Z_i'Y_i [d, K] of its features and one-hot labels
-        server    W' <- (sum_i Z_i'Z_i + ridge I)^-1 sum_i Z_i'Y_i               calibration
+        server    W' <- (sum_i Z_i'Z_i + ridge I)^-1 sum_i Z_i'Y_i
 
-    The sums are those of all data in one place, so calibration is exact and costs one round.
+    The sums equal those over all data in one place, so the calibration is exact and takes one
+    round.
 
-    Hyper-parameters: `ridge` 1e-3 (ours; the paper's is not in the five papers); `calibrate`
-    False leaves the fixed classifier. DualFed's rates: 1.0 Office-Home, 0.1 DomainNet and PACS.
+    Hyper-parameters: `ridge` 1e-3 (our choice; none of the papers that compare with SphereFed
+    states one). `calibrate=False` keeps the fixed classifier. DualFed's learning rates for it are
+    1.0 on Office-Home and 0.1 on DomainNet and PACS.
 
-    Deviations: the loss is a mean over samples and over classes: only so DualFed's rates, over
-    its K = 65, 10 and 7 classes, are near the 0.01 of its other methods. Where it is summed over
-    classes, the same rate must be K times smaller. Probabilities are softmax(W z), whose argmax
-    is the method's; they are not calibrated in the sense of likelihood.
+    Deviations: the loss is a mean over samples and over classes. Only then are DualFed's learning
+    rates, divided by its K = 65, 10 and 7 classes, near the 0.01 of its other methods; with a loss
+    summed over classes the same rate would have to be K times smaller. Probabilities are
+    softmax(W z): their largest entry is the method's prediction, their values are no estimate of
+    confidence.
 
-    Leaves the client: the model (its classifier never changes), and once Z'Z and Z'Y, which
-    reveal its classes and the sum of features per class.
+    Leaves the client: the model (its classifier never changes), and once Z'Z and Z'Y, which reveal
+    its classes and the sum of its features per class.
 
     >>> [p.owner for p in SphereFed().schedule(1)]
     ['model', 'spherefed.calibrate']
@@ -69,18 +81,20 @@ class SphereFed(Method):
     ridge: float = 1e-3
     calibrate: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.ridge <= 0:
             raise BadInput(f"ridge must be more than 0, not {self.ridge}; set calibrate=false?")
 
-    def schedule(self, rounds):
+    def schedule(self, rounds: int) -> list[Plan]:
         plans = super().schedule(rounds)
-        mine = f"{self.name}.calibrate"
-        return [p for p in plans if self.calibrate or p.owner != mine]
+        if self.calibrate:
+            return plans
+        return [plan for plan in plans if plan.owner != f"{self.name}.calibrate"]
 
-    def extend(self, net, clients):
-        width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
+    def extend(self, net: Net, clients: int) -> None:
+        width = net.shape_of(net.feature).numel()
+        classes = net.shape_of(net.logits)[-1]
         if width < classes:
             raise BadInput(
                 f"spherefed needs as many features as classes to make these orthogonal;"
@@ -89,18 +103,20 @@ class SphereFed(Method):
         net.insert("sphere", Sphere())
         net.replace("head", FixedOrthogonal(width, classes))
 
-    def loss(self, b, s):
+    def loss(self, b: Batch, s: Site) -> Tensor:
         cosines = b.out["head"]
         target = F.one_hot(b.y, cosines.shape[1]).to(cosines.dtype)
         return (cosines - target).pow(2).mean()
 
-    def special(self, s):
-        z, y = s.scan(s.net.feature), s.data.train.y
-        return {self.name: normal_equations(z.cpu(), y, s.data.classes)}
+    def special(self, s: Site) -> State:
+        """The client's part of the calibration."""
+        z = s.scan(s.net.feature)
+        return {self.name: normal_equations(z.cpu(), s.data.train.y, s.data.classes)}
 
-    def aggregate(self, r):
+    def aggregate(self, r: Round) -> State:
         if r.plan.kind != "special":
             return super().aggregate(r)
-        model, found = r.server["model"], r.sum(self.name)
-        weight = ridge_solution(found["zz"], found["zy"], self.ridge).T.to(model["head.weight"])
-        return {"model": {**model, "head.weight": weight}}
+        model = r.server["model"]
+        sums = r.sum(self.name)
+        w = ridge_solution(sums["zz"], sums["zy"], self.ridge).T
+        return {"model": {**model, "head.weight": w.to(model["head.weight"])}}

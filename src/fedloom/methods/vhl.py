@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from fedloom.core.term import Term
+from fedloom.core.net import Net
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
 from fedloom.errors import BadInput
 from fedloom.method_tools.virtual_data import virtual_data
 from fedloom.methods import register
@@ -19,26 +22,30 @@ from fedloom.ops.contrastive import supervised_contrast
 class VHL(Term):
     """Virtual homogeneity learning (Tang et al., ICML 2022).
 
-    An untrained generator makes the same labelled noise (x~, y~) at every site. Each local step,
-    with a batch of it and phi the representation::
+    An untrained generator makes the same labelled noise (x~, y~) at every site: the virtual data.
+    Let phi(x) be the representation of x. Each local step takes a batch of real and a batch of
+    virtual data::
 
         loss  = CE(x, y) + alpha CE(x~, y~)
-              + lam SupCon over the rows phi(x), phi(x~) with labels y, y~, temperature tau
+              + lam SupCon over the rows phi(x), phi(x~) with labels y, y~ and temperature tau
 
-    so that samples of a class meet around that class's noise, whatever the client.
+    At every client the samples of a class thus gather around the noise of that class, which is the
+    same everywhere.
 
-    Hyper-parameters: `alpha` 1.0, `lam` 1.0, `tau` 0.07 (the published code); `per_class` 200
-    virtual inputs (2000 for CIFAR-10, 20000 for CIFAR-100); `batch` virtual inputs per step, None:
-    as many as the run's batch (the published code 128, FedBR 32).
+    Hyper-parameters: `alpha` 1.0, `lam` 1.0, `tau` 0.07 (the published code). `per_class` 200
+    virtual inputs of each class, which makes 2000 for CIFAR-10 and 20000 for CIFAR-100. `batch`:
+    how many virtual inputs a step takes; None: as many as the run's batch size (the published code
+    128, FedBR 32).
 
     Deviations: the generator is a small random upsampling network, or a perceptron where inputs are
-    no images, instead of an untrained StyleGAN-v2. Noise has the labels of the real classes, as the
-    paper's objective; the code gives it further classes, and shifts them back for the alignment.
-    Noise passes the network separately, normalised by its own batch statistics, and BatchNorm's
-    running ones are of real inputs only. FedBR's version aligns logits under labels that never
-    match; here features and labels do. A set of more than 64 MB is made step by step.
+    no images, instead of an untrained StyleGAN-v2. The noise has the labels of the real classes, as
+    in the paper's objective; the published code gives it classes of its own and maps them back for
+    the alignment. The noise passes through the network separately and is normalised by its own
+    batch statistics; BatchNorm's running statistics are of real inputs only. FedBR's version
+    aligns logits, under labels that never match; here features are aligned, and labels match. Of a
+    virtual data set larger than 64 MB every step makes the inputs it needs.
 
-    Leaves the client: nothing more; nothing comes down either.
+    Leaves the client: nothing beyond what the method itself sends. Nothing is downloaded either.
 
     >>> VHL().per_class
     200
@@ -46,7 +53,7 @@ class VHL(Term):
 
     name: ClassVar[str] = "vhl"
     family: ClassVar[str] = "extra data"
-    # FedCR's logits are [n, S, K], SphereFed's are cosines, whose cross-entropy says little.
+    # FedCR's logits are [n, S, K]; SphereFed's are cosines, too small a range for cross-entropy.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "spherefed")
     alpha: float = 1.0
     lam: float = 1.0
@@ -54,7 +61,7 @@ class VHL(Term):
     per_class: int = 200
     batch: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.alpha < 0 or self.lam < 0:
             raise BadInput(f"vhl: alpha and lam are 0 or more, not {self.alpha} and {self.lam}")
         if self.tau <= 0:
@@ -64,28 +71,32 @@ class VHL(Term):
                 f"vhl: per_class and batch are at least 1, not {self.per_class} and {self.batch}"
             )
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         if not net.input_dtype.is_floating_point:
             raise BadInput("vhl makes real-valued noise, and this network reads token ids")
 
-    def loss(self, b, s):
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
         if not self.alpha and not self.lam:
             return 0.0
-        x, y = self._noise(b, s)
+        x_virtual, y_virtual = self._virtual_batch(b, s)
         statistics = {key: s.w[key].clone() for key in s.net.match("@stats")}
-        out = s.net({**s.w, **statistics}, x, train=s.modes)
-        loss = self.alpha * s.task.loss(out[s.net.logits], y) if self.alpha else 0.0
+        virtual = s.net({**s.w, **statistics}, x_virtual, train=s.modes)
+        loss: Tensor | float = 0.0
+        if self.alpha:
+            loss = self.alpha * s.task.loss(virtual[s.net.logits], y_virtual)
         if self.lam:
-            stage = s.net.representation
-            z = torch.cat([b.out[stage], out[stage]]).flatten(1)
-            loss = loss + self.lam * supervised_contrast(z, torch.cat([b.y, y]), self.tau)
+            phi = s.net.representation
+            z = torch.cat([b.out[phi], virtual[phi]]).flatten(1)
+            y = torch.cat([b.y, y_virtual])
+            loss = loss + self.lam * supervised_contrast(z, y, self.tau)
         return loss
 
-    def _noise(self, b, s):
-        """A batch of virtual inputs and their labels."""
+    def _virtual_batch(self, b: Batch, s: Site) -> tuple[Tensor, Tensor]:
+        """Random virtual inputs and their labels, where and of which type those of `b` are."""
         data = virtual_data(s.net.shape, s.data.classes, self.per_class, s.plan.seed)
-        at = (self.name, s.training)  # a second model's draws must not move the first one's
-        if at not in s.memo:
-            s.memo[at] = s.gen(at)
-        i = torch.randint(len(data), (self.batch or s.opt.batch,), generator=s.memo[at])
-        return data.x(i).to(b.x), data.y[i].to(b.y)
+        # A second model draws from its own stream, so that its draws do not change the first one's.
+        key = (self.name, s.training)
+        if key not in s.memo:
+            s.memo[key] = s.gen(key)
+        idx = torch.randint(len(data), (self.batch or s.opt.batch,), generator=s.memo[key])
+        return data.x(idx).to(b.x), data.y[idx].to(b.y)

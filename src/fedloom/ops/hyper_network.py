@@ -18,19 +18,22 @@ def hyper_network(dim: int, width: int, depth: int, out: int, dtype: torch.dtype
     7
     """
     sizes = [dim, *[width] * depth]
-    hidden = [(nn.Linear(a, b, dtype=dtype), nn.ReLU()) for a, b in pairwise(sizes)]
-    last = nn.Linear(sizes[-1], out, dtype=dtype)
-    return nn.Sequential(*(layer for pair in hidden for layer in pair), last)
+    layers: list[nn.Module] = []
+    for size_in, size_out in pairwise(sizes):
+        layers += [nn.Linear(size_in, size_out, dtype=dtype), nn.ReLU()]
+    layers.append(nn.Linear(sizes[-1], out, dtype=dtype))
+    return nn.Sequential(*layers)
 
 
-def pulled_back(make: Callable[[Tree], Tensor], phi: Tree, change: Tensor) -> Tree:
-    """J' change, J being the Jacobian of `make` at phi: the vector-Jacobian product, by tensor.
+def vector_jacobian_product(function: Callable[[Tree], Tensor], at: Tree, vector: Tensor) -> Tree:
+    """J' v, where J is the Jacobian of a function of a tree; one tensor for each of the tree's.
 
-    >>> phi = {"a": torch.tensor(3.0), "b": torch.tensor(1.0)}
-    >>> pulled_back(lambda p: p["a"] ** 2 + p["b"], phi, torch.tensor(0.5))
+    >>> point = {"a": torch.tensor(3.0), "b": torch.tensor(1.0)}
+    >>> vector_jacobian_product(lambda p: p["a"] ** 2 + p["b"], point, torch.tensor(0.5))
     {'a': tensor(3.), 'b': tensor(0.5000)}
     """
     with torch.enable_grad():
-        leaves = {k: v.detach().clone().requires_grad_() for k, v in phi.items()}
-        made = make(leaves)
-    return dict(zip(phi, torch.autograd.grad(made, list(leaves.values()), change), strict=True))
+        leaves = {k: v.detach().clone().requires_grad_() for k, v in at.items()}
+        value = function(leaves)
+    products = torch.autograd.grad(value, list(leaves.values()), vector)
+    return dict(zip(at, products, strict=True))
