@@ -1,1 +1,1 @@
-"""The papers' mathematics as pure functions."""
+"""The papers' mathematics: functions of tensors, which know nothing of clients, servers or nets."""

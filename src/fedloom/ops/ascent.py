@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def ascend(value: Callable[[], Tensor], over: Sequence[Tensor], lr: float) -> None:
-    """Move `over` in place, up the gradient of `value`; nothing else gets a gradient.
+    """Move the tensors `over` in place, up the gradient of `value`; nothing else gets a gradient.
 
     >>> theta = torch.tensor([3.0])
     >>> ascend(lambda: (theta**2).sum(), [theta], lr=0.5)
@@ -18,6 +18,6 @@ def ascend(value: Callable[[], Tensor], over: Sequence[Tensor], lr: float) -> No
     """
     for tensor in over:
         tensor.requires_grad_(True)
-    up = torch.autograd.grad(value(), over)
-    for tensor, gradient in zip(over, up, strict=True):
+    gradients = torch.autograd.grad(value(), over)
+    for tensor, gradient in zip(over, gradients, strict=True):
         tensor.requires_grad_(False).add_(gradient, alpha=lr)

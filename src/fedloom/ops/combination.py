@@ -15,16 +15,23 @@ FLOOR = 1e-6
 
 
 def head_statistics(z: Tensor, y: Tensor, classes: int, full: bool) -> dict[str, Tensor]:
-    """Class counts and h = P(y) E[f|y] [K, d] (eq. 34); the variance V (eq. 44), or with `full`
-    the second moment [d, d] (eq. 37), from which V follows in any metric (eq. 35)."""
-    wide = z.cpu().double()  # not every device has float64
+    """One client's statistics of features z [n, d] with labels y [n].
+
+    `counts` [K] of the classes; `h` [K, d], the rows P(y) E[f|y] (eq. 34); and `variance`, V (eq.
+    44), or with `full` in its place `second` [d, d], the second moment E[f f'] (eq. 37), from which
+    V follows in any metric (eq. 35).
+    """
+    wide = z.cpu().double()  # on the CPU, because not every device has float64
     sums, counts = class_sums(wide, y.cpu(), classes)
     h = sums / len(y)
+    statistics = {"h": h}
     if full:
-        found = {"h": h, "second": wide.T @ wide / len(y)}
-    else:  # sum_y P(y) E[|f|^2 | y] is the mean over all samples
-        found = {"h": h, "variance": ((wide**2).sum(1).mean() - (h**2).sum()).clamp_min(0)}
-    return {**{k: v.to(z.dtype) for k, v in found.items()}, "counts": counts.to(z.dtype)}
+        statistics["second"] = wide.T @ wide / len(y)
+    else:
+        mean_square = (wide**2).sum(1).mean()  # over all samples: sum_y P(y) E[|f|^2 | y]
+        statistics["variance"] = (mean_square - (h**2).sum()).clamp_min(0)
+    statistics["counts"] = counts
+    return {k: v.to(z.dtype) for k, v in statistics.items()}
 
 
 def combination_weights(
@@ -35,26 +42,37 @@ def combination_weights(
     Weights under `drop_below` are set to zero and the rest rescaled.
     """
     wide = {k: v.double() for k, v in statistics.items()}
-    matrices = combination_matrices(centered(wide) if center else wide)
-    weights = torch.stack([simplex_qp(matrix) for matrix in matrices])
-    lowest = weights.amax(1, keepdim=True).clamp_max(drop_below)  # never all of them
-    kept = weights.where(weights >= lowest, 0.0)
-    return kept / kept.sum(1, keepdim=True)
+    if center:
+        wide = centered(wide)
+    weights = torch.stack([simplex_qp(matrix) for matrix in combination_matrices(wide)])
+    # Where all weights of a client are under the threshold, its largest ones stay.
+    threshold = weights.amax(1, keepdim=True).clamp_max(drop_below)
+    remaining = weights.where(weights >= threshold, 0.0)
+    return remaining / remaining.sum(1, keepdim=True)
 
 
 def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """For every client i the matrix diag(V/n) + D_i of its program (eq. 46)."""
+    return _full_matrices(statistics) if "second" in statistics else _identity_matrices(statistics)
+
+
+def _identity_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """With the identity in place of every client's E[f f'] (appendix A.5)."""
     h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
-    if "second" not in statistics:
-        gram, noise = _gram(h), statistics["variance"].clamp_min(0) / n
-        for i in range(len(h)):
-            yield _bias(gram, i) + noise.diag()  # eq. (44), (45)
-        return
-    second = (statistics["second"] + statistics["second"].mT) / 2
+    gram = _gram(h)
+    noise = statistics["variance"].clamp_min(0) / n
+    for i in range(len(h)):
+        yield _bias(gram, i) + noise.diag()  # eq. (44), (45)
+
+
+def _full_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """In the metric of Lambda_i = E[f f'] of client i (appendix A.3)."""
+    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    second = (statistics["second"] + statistics["second"].mT) / 2  # noise makes it asymmetric
     for i in range(len(h)):
         white = _whitening(second[i])  # [d, d], Lambda_i^-1 = white white'
         g = h @ white
-        spread = second.flatten(1) @ (white @ white.T).flatten()  # tr(Lambda_i^-1 E[ff'])
+        spread = second.flatten(1) @ (white @ white.T).flatten()  # tr(Lambda_i^-1 E[f f'])
         variance = (spread - (g**2).sum((1, 2))).clamp_min(0)  # eq. (35)
         yield _bias(_gram(g), i) + (variance / n).diag()  # eq. (33)
 
@@ -64,18 +82,20 @@ def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     h, counts = statistics["h"], statistics["counts"]
     n, means = counts.sum(1), h.sum(1)  # [m], [m, d]
     shift = n @ means / n.sum()
-    moved = {**statistics, "h": h - (counts / n[:, None])[:, :, None] * shift}
+    prior = counts / n[:, None]
+    moved = {**statistics, "h": h - prior[:, :, None] * shift}
     if "second" in statistics:
         cross = means[:, :, None] * shift
         moved["second"] = statistics["second"] - cross - cross.mT + shift[:, None] * shift
     else:
-        power = statistics["variance"] + (h**2).sum((1, 2)) - 2 * means @ shift + shift @ shift
-        moved["variance"] = power - (moved["h"] ** 2).sum((1, 2))
+        mean_square = statistics["variance"] + (h**2).sum((1, 2))
+        mean_square = mean_square - 2 * means @ shift + shift @ shift
+        moved["variance"] = mean_square - (moved["h"] ** 2).sum((1, 2))
     return moved
 
 
 def combined(weights: Tensor, tensors: Tensor) -> Tensor:
-    """Row i: sum_j a_ij t_j of stacked tensors [m, ...] (eq. 4)."""
+    """Row i: sum_j a_ij t_j of stacked tensors [m, ...] (eq. 4). Integers are rounded."""
     flat = weights @ tensors.reshape(len(tensors), -1).double()
     mixed = flat.reshape(len(weights), *tensors.shape[1:])
     if not tensors.is_floating_point():
@@ -84,7 +104,8 @@ def combined(weights: Tensor, tensors: Tensor) -> Tensor:
 
 
 def _gram(h: Tensor) -> Tensor:
-    """Inner products of clients' statistics [m, m], about their mean: only gaps matter."""
+    """Inner products [m, m] of clients' statistics, taken about their mean for precision: only
+    differences of statistics enter the program."""
     flat = (h - h.mean(0)).flatten(1)
     gram = flat @ flat.T
     return (gram + gram.T) / 2
@@ -96,7 +117,8 @@ def _bias(gram: Tensor, i: int) -> Tensor:
 
 
 def _whitening(second: Tensor) -> Tensor:
-    """W with W W' the inverse of a second moment, floored: fewer samples than d leave it flat."""
+    """W with W W' the inverse of a second moment; its eigenvalues are floored first, because with
+    fewer samples than dimensions some are zero."""
     values, vectors = torch.linalg.eigh(second)
     least = max(FLOOR * float(values.mean()), 1e-12)
     return torch.div(vectors, values.clamp_min(least).sqrt())

@@ -22,16 +22,19 @@ def pair_contrast(
     >>> round(float(pair_contrast(z, z, z, scale=2.0)), 6)
     0.693147
     """
-    other = scale if negative_scale is None else negative_scale
-    pull, push = F.cosine_similarity(z, positive), F.cosine_similarity(z, negative)
-    return F.softplus(other * push - scale * pull).mean()
+    if negative_scale is None:
+        negative_scale = scale
+    pull = F.cosine_similarity(z, positive)
+    push = F.cosine_similarity(z, negative)
+    return F.softplus(negative_scale * push - scale * pull).mean()
 
 
 def supervised_contrast(u: Tensor, y: Tensor, tau: float) -> Tensor:
-    """SupCon over one batch [n, d], cosine similarity, one view.
+    """SupCon over one batch [n, d], with cosine similarity and one view of every sample.
 
-    For every anchor the mean of -log softmax over all other samples, taken at the others of its
-    class; an anchor alone in its class contributes 0.
+    Every sample is an anchor once: the softmax is taken over its similarities to all other samples,
+    and -log of it is averaged over the others of its class. An anchor alone in its class
+    contributes 0.
 
     >>> u = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> round(float(supervised_contrast(u, torch.tensor([0, 0, 1]), tau=1.0)), 6)

@@ -20,10 +20,10 @@ def kl_diagonal(mean_p: Tensor, std_p: Tensor, mean_q: Tensor, std_q: Tensor) ->
 def product_of_experts(
     precision: Tensor, precision_mean: Tensor, prior_precision: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of a product of Gaussians with one prior N(0, 1/precision).
+    """Mean and standard deviation of a product of Gaussians and one prior N(0, 1/prior_precision).
 
-    The experts come summed: their precisions, and their precisions times their means. Summing is
-    exact in any order, where multiplying two at a time can underflow.
+    The experts are given by two sums: of their precisions, and of their precisions times their
+    means. Such sums cannot underflow, as products of densities two at a time can.
 
     >>> import torch
     >>> product_of_experts(torch.tensor([3.0]), torch.tensor([8.0]))

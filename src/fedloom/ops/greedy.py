@@ -1,4 +1,4 @@
-"""Choosing a few of many by what is known of them, with some left to chance."""
+"""Choosing the best few of many, and a few at random."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from torch import Generator, Tensor
 
 
 def epsilon_greedy(score: Tensor, count: int, epsilon: float, gen: Generator) -> Tensor:
-    """Places of `count` entries: the highest, but each choice is left to chance with probability
-    `epsilon` and falls then on any of the rest. Equal scores are in random order; fewer entries
-    than `count`: all of them.
+    """The indices of `count` entries, or of all if there are fewer.
+
+    Each of the choices takes the highest entry that is left, but with probability `epsilon` one at
+    random from the entries that were not chosen as highest. Equal scores are in random order.
 
     >>> epsilon_greedy(torch.tensor([0.0, 3.0, 2.0]), 2, 0.0, torch.Generator())
     tensor([1, 2])
     """
     shuffled = torch.randperm(len(score), generator=gen)
     order = shuffled[score[shuffled].argsort(descending=True, stable=True)]
-    explored = int((torch.rand(min(count, len(score)), generator=gen) < epsilon).sum())
-    best = min(count, len(score)) - explored
-    left = order[best:]
-    chance = left[torch.randperm(len(left), generator=gen)[:explored]]
-    return torch.cat([order[:best], chance])
+    count = min(count, len(score))
+    explored = int((torch.rand(count, generator=gen) < epsilon).sum())
+    highest, rest = order[: count - explored], order[count - explored :]
+    at_random = rest[torch.randperm(len(rest), generator=gen)[:explored]]
+    return torch.cat([highest, at_random])

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def responsibilities(losses: Tensor, weights: Tensor) -> Tensor:
-    """The posterior [n, M] of the learner behind each sample: weights [M] times e^-losses [n, M],
-    normalised per sample.
+    """The posterior [n, M] of which learner a sample belongs to: weights [M] times e^-losses
+    [n, M], normalised for each sample.
 
     >>> responsibilities(torch.tensor([[0.0, 0.0]]), torch.tensor([0.25, 0.75]))
     tensor([[0.2500, 0.7500]])
@@ -17,7 +17,7 @@ def responsibilities(losses: Tensor, weights: Tensor) -> Tensor:
 
 
 def mixture_weights(losses: Tensor, steps: int) -> Tensor:
-    """Weights [M] after so many steps of EM from equal ones, the learners held fixed.
+    """Weights [M] after this many steps of EM from equal weights, the learners held fixed.
 
     >>> mixture_weights(torch.tensor([[0.0, 50.0], [0.0, 50.0]]), steps=1)
     tensor([1.0000e+00, 1.9287e-22])

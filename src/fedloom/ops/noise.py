@@ -1,4 +1,4 @@
-"""Noise on what leaves a client."""
+"""Noise that hides single values of what a client sends."""
 
 from __future__ import annotations
 

@@ -26,12 +26,14 @@ def class_means(z: Tensor, y: Tensor, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def pooled_means(means: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Means of classes over clients, and their weight: from [m, K, d] and [m, K] by weights [r, m],
-    r results [r, K, d], [r, K]. A class of no weight has mean zero.
+    """Class means over m clients, from their `means` [m, K, d] and `counts` [m, K].
 
-    >>> two = pooled_means(torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]]),
-    ...                    torch.ones(1, 2))
-    >>> two[0].flatten(), two[1].flatten()
+    Each row of `weights` [r, m] gives one result: the means [r, K, d], in which client i weighs
+    weights[., i] times its count, and the total weight [r, K]. A class of no weight has mean zero.
+
+    >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
+    >>> mean, weight = pooled_means(means, counts, torch.ones(1, 2))
+    >>> mean.flatten(), weight.flatten()
     (tensor([3.]), tensor([4.]))
     """
     share = weights.double()[:, :, None] * counts.double()  # [r, m, K]

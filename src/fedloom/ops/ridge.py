@@ -9,7 +9,7 @@ from torch import Tensor
 
 def normal_equations(z: Tensor, y: Tensor, classes: int) -> dict[str, Tensor]:
     """Z'Z [d, d] and Z'Y [d, K] of features [n, d] and labels [n], in float64."""
-    wide = z.double()  # squaring loses half the digits
+    wide = z.double()  # products of float32 would lose half their digits
     return {"zz": wide.T @ wide, "zy": wide.T @ F.one_hot(y, classes).double()}
 
 

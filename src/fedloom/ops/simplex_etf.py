@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def simplex_etf(classes: int, dims: int) -> Tensor:
-    """K unit vectors [K, d], every two at cosine -1/(K - 1), turned at random; d >= K >= 2.
+    """K unit vectors [K, d], every two at cosine -1/(K - 1), in a random rotation; d >= K >= 2.
 
-    sqrt(K/(K-1)) (I - 11'/K) U', the columns of U [d, K] orthonormal.
+    These are the rows of sqrt(K/(K-1)) (I - 11'/K) U', where the columns of U [d, K] are
+    orthonormal. U is drawn from torch's default stream, which the caller seeds.
 
     >>> v = simplex_etf(3, 5)
     >>> (v @ v.T).round(decimals=4)
@@ -17,7 +18,7 @@ def simplex_etf(classes: int, dims: int) -> Tensor:
             [-0.5000,  1.0000, -0.5000],
             [-0.5000, -0.5000,  1.0000]])
     """
-    turn, _ = torch.linalg.qr(torch.randn(dims, classes, dtype=torch.float64))
+    u, _ = torch.linalg.qr(torch.randn(dims, classes, dtype=torch.float64))
     centred = torch.eye(classes, dtype=torch.float64) - 1 / classes
-    vectors: Tensor = (classes / (classes - 1)) ** 0.5 * centred @ turn.T
+    vectors: Tensor = (classes / (classes - 1)) ** 0.5 * centred @ u.T
     return vectors.float()

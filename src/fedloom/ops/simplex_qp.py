@@ -1,6 +1,6 @@
 """Quadratic programs on the simplex, solved exactly.
 
-Linear algebra is torch's: it keeps to the run's one thread, where scipy's takes every core it sees.
+The linear algebra is torch's, which keeps to the run's one thread; scipy's takes every core.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from scipy.optimize import nnls
 from torch import Tensor
 
 TOLERANCE = 1e-10
-"""Of the optimality conditions; the value exceeds the minimum by at most twice this share."""
+"""By how much an optimality condition may be violated. The value exceeds the minimum by at most
+twice this share."""
 PATIENCE = 3
-"""Exchanges that may fail to improve before only one index is exchanged at a time."""
+"""Exchanges without improvement before only one index is exchanged at a time."""
 
 
 def simplex_qp(matrix: Tensor) -> Tensor:
@@ -23,18 +24,19 @@ def simplex_qp(matrix: Tensor) -> Tensor:
     """
     diagonal = matrix.diagonal()
     free = diagonal <= 1e-15 * diagonal.mean()
-    if free.any():  # a zero on the diagonal makes its row zero: these cost nothing, alone or mixed
+    if free.any():  # a zero on the diagonal makes its row zero: any mixture of these has value zero
         return free.double() / free.sum()
-    found = _pivoting(matrix)
-    return _least_squares(matrix) if found is None else found
+    solution = _pivoting(matrix)
+    return _least_squares(matrix) if solution is None else solution
 
 
 def _pivoting(matrix: Tensor) -> Tensor | None:
     """Block principal pivoting (Júdice and Pires, 1994); None where M is singular.
 
     The program's solution is a / sum a for the a with a >= 0, Ma >= 1, a'(Ma - 1) = 0. Guess the
-    support of a, solve there, exchange all indices that break a sign, until none does: a handful
-    of Cholesky factorisations, where an active-set method takes one step per index.
+    support of a (where a > 0), solve Ma = 1 there, and exchange all indices that violate one of
+    the inequalities, until none does. That takes a handful of Cholesky factorisations, where an
+    active-set method takes one step per index.
     """
     m = len(matrix)
     support = torch.ones(m, dtype=torch.bool)
@@ -60,7 +62,7 @@ def _pivoting(matrix: Tensor) -> Tensor | None:
 
 
 def _least_squares(matrix: Tensor) -> Tensor:
-    """By non-negative least squares, which bears singular matrices.
+    """By non-negative least squares, which also solves programs with singular matrices.
 
     With M = R'R, the solution of min |R a|^2 + (1'a - 1)^2 over a >= 0 is a positive multiple of
     the program's: for any direction the best length is a common factor of numerator and
@@ -72,5 +74,5 @@ def _least_squares(matrix: Tensor) -> Tensor:
     target = torch.zeros(m + 1, dtype=matrix.dtype)
     target[-1] = 1
     stacked = torch.cat([root, matrix.new_ones(1, m)])
-    found = torch.from_numpy(nnls(stacked.numpy(), target.numpy(), maxiter=50 * m)[0])
-    return found / found.sum()
+    multiple = torch.from_numpy(nnls(stacked.numpy(), target.numpy(), maxiter=50 * m)[0])
+    return multiple / multiple.sum()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def soft_labels(target: Tensor, classes: int, like: Tensor) -> Tensor:
-    """Hard labels [n] as one-hot rows [n, K] of the type of `like`; soft ones as they are.
+    """Hard labels [n] as one-hot rows [n, K] of the type of `like`; soft labels stay as they are.
 
     >>> import torch
     >>> soft_labels(torch.tensor([1, 0]), 3, torch.zeros(1))
