@@ -11,8 +11,8 @@ from fedloom.core.data import Split
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """Some rows of a split."""
+class SomeRows:
+    """Some rows of a split, as a split."""
 
     whole: Split
     rows: Tensor
@@ -23,28 +23,33 @@ class Part:
 
     @property
     def augmented(self) -> bool:
-        """As the whole."""
+        """Does `x` with a generator differ from `x` without? As the whole split says."""
         return self.whole.augmented
 
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
-        """Inputs by the rows of this part."""
+        """Inputs of rows, which are counted within this part."""
         return self.whole.x(self.rows[idx], gen)
 
 
 def hold_out(split: Split, share: float, gen: Generator) -> tuple[Split, Split]:
-    """The rest and a share of the rows, at least one; a single row is both.
+    """The rows that remain for training, and a random share of the rows that is held out.
 
-    >>> ten = Part(None, torch.arange(10), torch.zeros(10))
-    >>> [len(part) for part in hold_out(ten, 0.2, torch.Generator())]
-    [8, 2]
+    Each has at least one row; where there is only a single row, it is in both.
+
+    >>> from fedloom.core.data import HeldRows
+    >>> ten = HeldRows(torch.zeros(10, 1), torch.zeros(10))
+    >>> remaining, held_out = hold_out(ten, 0.2, torch.Generator())
+    >>> len(remaining), len(held_out)
+    (8, 2)
     """
     n = len(split)
     if n < 2:
         return split, split
-    held = min(max(1, round(share * n)), n - 1)
+    count = min(max(1, round(share * n)), n - 1)
     order = torch.randperm(n, generator=gen)
-    rest, out = (
-        Part(split, rows, split.y[rows])
-        for rows in (order[held:].sort().values, order[:held].sort().values)
+    remaining = order[count:].sort().values
+    held_out = order[:count].sort().values
+    return (
+        SomeRows(split, remaining, split.y[remaining]),
+        SomeRows(split, held_out, split.y[held_out]),
     )
-    return rest, out

@@ -1,4 +1,4 @@
-"""What kind of network this is, where a paper's defaults go by it."""
+"""What kind of network this is, for defaults that a paper states by kind of network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NetworkKind = Literal["text", "batch_norm", "cnn", "other"]
 
 
 def network_kind(net: Net) -> NetworkKind:
-    """By the layers that make the representation; what a method adds behind it does not count.
+    """The kind by the layers that make the representation; layers behind it do not count.
 
     >>> network_kind(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
     'other'
@@ -25,4 +25,6 @@ def network_kind(net: Net) -> NetworkKind:
     layers = [layer for stage in stages for layer in stage.modules()]
     if any(isinstance(layer, _BatchNorm) for layer in layers):
         return "batch_norm"
-    return "cnn" if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in layers) else "other"
+    if any(isinstance(layer, nn.Conv1d | nn.Conv2d) for layer in layers):
+        return "cnn"
+    return "other"

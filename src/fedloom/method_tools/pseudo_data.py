@@ -1,4 +1,4 @@
-"""Pseudo-images: means of random images, of a client's own or of a public data set."""
+"""Pseudo-images: means of random images, of a client or of a public data set."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from torch import Generator, Tensor
 
 from fedloom.core.data import Split
 from fedloom.errors import BadInput
+from fedloom.ops.soft_labels import soft_labels
 
 
 def sample_means(
     split: Split, count: int, of: int, gen: Generator, balanced: bool = False
 ) -> Tensor:
-    """`count` means of `of` rows drawn with replacement; balanced: every class equally likely."""
+    """`count` means of `of` rows each, drawn with replacement.
+
+    Every row is equally likely to be drawn; with `balanced`, every class.
+    """
     weight = torch.ones(len(split))
     if balanced:
         weight = 1 / torch.bincount(split.y).float()[split.y]
@@ -23,7 +27,7 @@ def sample_means(
 
 
 def proxy_images(name: str, shape: tuple[int, ...], count: int, of: int, gen: Generator) -> Tensor:
-    """`count` means of `of` images of a known data set, brought to a network's input shape."""
+    """`count` means of `of` images each of a public data set, in a network's input shape."""
     from fedloom.data import federate, load
 
     source = load(name, image_size=shape[-1])
@@ -36,25 +40,30 @@ def proxy_images(name: str, shape: tuple[int, ...], count: int, of: int, gen: Ge
     x = sample_means(pool, count, of, gen)
     if x.shape[1] != shape[0]:
         x = x.mean(1, keepdim=True).expand(-1, shape[0], -1, -1).contiguous()
-    return x if x.shape[2:] == shape[1:] else F.interpolate(x, size=shape[1:], mode="bilinear")
+    if x.shape[2:] != shape[1:]:
+        x = F.interpolate(x, size=shape[1:], mode="bilinear")
+    return x
 
 
 def pooled(shares: list[Tensor], old: Tensor | None, count: int, gen: Generator) -> Tensor:
-    """`count` images of all shares, in random order; where they are too few, old ones follow."""
+    """`count` images of all clients' shares, in random order, and after them old images where the
+    shares hold too few."""
     x = torch.cat(shares)
     x = x[torch.randperm(len(x), generator=gen)]
-    return (x if old is None else torch.cat([x, old]))[:count]
+    if old is not None:
+        x = torch.cat([x, old])
+    return x[:count]
 
 
 def mixed(
     x: Tensor, y: Tensor, batch: tuple[Tensor, Tensor], k: int, gen: Generator
 ) -> tuple[Tensor, Tensor]:
-    """Each pseudo-image averaged with `k` random images of a batch, labels alike (FedBR, eq. 4).
+    """Each pseudo-image x with label y averaged with `k` random images of a batch and their labels
+    (FedBR, eq. 4).
 
-    Labels of the batch are hard [n] or soft [n, K], as its loss uses them.
+    The labels of the batch are hard [n] or soft [n, K], as its loss uses them.
     """
     images, labels = batch
-    if labels.dim() == 1:
-        labels = F.one_hot(labels, y.shape[1]).to(y.dtype)
+    labels = soft_labels(labels, y.shape[1], like=y)
     rows = torch.randint(len(images), (len(x), k), generator=gen)
     return (x + images[rows].sum(1)) / (k + 1), (y + labels[rows].sum(1)) / (k + 1)
