@@ -29,16 +29,16 @@ STUDENT, TEACHER = logits([7.0, log(2), 0.0]), logits([-3.0, 0.0, log(3)])
 def test_divergence_by_hand():
     """y = 0, so only classes 1 and 2 count: q = (2/3, 1/3), q_g = (1/4, 3/4), and
     KL(q_g || q) = 1/4 ln(3/8) + 3/4 ln(9/4). KL(q || q_g) would be 2/3 ln(8/3) + 1/3 ln(4/9)."""
-    found = not_true_divergence(STUDENT, TEACHER, torch.tensor([0]))
-    assert found.item() == pytest.approx(0.25 * log(3 / 8) + 0.75 * log(9 / 4), abs=1e-12)
+    divergence = not_true_divergence(STUDENT, TEACHER, torch.tensor([0]))
+    assert divergence.item() == pytest.approx(0.25 * log(3 / 8) + 0.75 * log(9 / 4), abs=1e-12)
 
 
 def test_mean_over_the_batch_each_row_without_its_own_class():
     """Row 2 is row 1 with its classes in another order, the label going along: the same value."""
     turned = [2, 0, 1]
     student, teacher = (torch.cat([a, a[:, turned]]) for a in (STUDENT, TEACHER))
-    found = not_true_divergence(student, teacher, torch.tensor([0, 1]))
-    assert found.item() == pytest.approx(0.25 * log(3 / 8) + 0.75 * log(9 / 4), abs=1e-12)
+    divergence = not_true_divergence(student, teacher, torch.tensor([0, 1]))
+    assert divergence.item() == pytest.approx(0.25 * log(3 / 8) + 0.75 * log(9 / 4), abs=1e-12)
 
 
 def test_the_true_class_feels_nothing():

@@ -47,13 +47,13 @@ def simplex_qp(matrix):
 def samples(m=4, d=3, classes=4, key=0):
     """Features and labels of m clients; client 0 has two classes only, client 1 one sample."""
     gen = generator("samples", key)
-    found = []
+    clients = []
     for i in range(m):
         n = 1 if i == 1 else 6 + 3 * i
         y = torch.randint(2 if i == 0 else classes, (n,), generator=gen)
         z = torch.randn(n, d, generator=gen, dtype=torch.float64) + y[:, None] + 0.3 * i
-        found.append((z, y))
-    return found
+        clients.append((z, y))
+    return clients
 
 
 def stacked(clients, classes, full):
@@ -110,13 +110,13 @@ def test_weights_by_hand():
         (torch.tensor([[1.0], [3.0]]), torch.tensor([0, 0])),
         (torch.tensor([[2.0], [4.0]]), torch.tensor([0, 1])),
     ]
-    found = stacked(clients, 2, full=False)
-    assert found["h"].flatten(1).tolist() == [[2.0, 0.0], [1.0, 2.0]]
-    assert found["variance"].tolist() == [1.0, 5.0]
-    assert found["counts"].tolist() == [[2.0, 0.0], [1.0, 1.0]]
-    weights = combination_weights(found)
+    statistics = stacked(clients, 2, full=False)
+    assert statistics["h"].flatten(1).tolist() == [[2.0, 0.0], [1.0, 2.0]]
+    assert statistics["variance"].tolist() == [1.0, 5.0]
+    assert statistics["counts"].tolist() == [[2.0, 0.0], [1.0, 1.0]]
+    weights = combination_weights(statistics)
     assert np.allclose(weights, [[15 / 16, 1 / 16], [5 / 16, 11 / 16]], atol=1e-12)
-    dropped = combination_weights(found, drop_below=0.1)
+    dropped = combination_weights(statistics, drop_below=0.1)
     assert np.allclose(dropped, [[1, 0], [5 / 16, 11 / 16]], atol=1e-12)
 
 
@@ -135,10 +135,10 @@ def test_centering_equals_subtracting_the_pooled_mean(full):
     clients = samples(key=1)
     mean = torch.cat([z for z, _ in clients]).mean(0)
     moved = [(z - mean, y) for z, y in clients]
-    expected, found = stacked(moved, 4, full), centered(stacked(clients, 4, full))
-    assert found.keys() == expected.keys()
+    expected, shifted = stacked(moved, 4, full), centered(stacked(clients, 4, full))
+    assert shifted.keys() == expected.keys()
     for k, v in expected.items():
-        assert torch.allclose(found[k], v, atol=1e-12), k
+        assert torch.allclose(shifted[k], v, atol=1e-12), k
     raw, central = (combination_weights(stacked(clients, 4, full), center=c) for c in (False, True))
     assert np.allclose(central, combination_weights(expected), atol=1e-9)
     assert not np.allclose(raw, central, atol=1e-2)
@@ -312,9 +312,9 @@ def test_combined_centroids_under_concept_shift():
     game = Game(method, identity(1, classes=2), *data, members=2).round()
     assert game.notes["fedpac"]["weights"] == [[0.9, 0.1], [0.1, 0.9]]
     for cid, expected in ((0, [0.8, -0.8]), (1, [-0.8, 0.8])):
-        found = game.site(cid).down["fedpac"]
-        assert torch.allclose(found["centroids"].flatten(), torch.tensor(expected))
-        assert found["known"].all()
+        received = game.site(cid).down["fedpac"]
+        assert torch.allclose(received["centroids"].flatten(), torch.tensor(expected))
+        assert received["known"].all()
     newcomer = game.site(2).down["fedpac"]  # nobody's mixture is a newcomer's
     assert not newcomer["known"].any()
     assert not newcomer["centroids"].any()
@@ -330,8 +330,8 @@ def test_combined_centroids_of_unlike_clients():
     data = rows([[1], [3]], [0, 0], 2), rows([[4], [4]], [0, 1], 2)
     method = FedPAC(centroids="combined", head_lr=0.0, opt=STILL)
     game = Game(method, identity(1, classes=2), *data).round()
-    found = game.server["fedpac"]["centroids"].squeeze(-1)
-    assert torch.allclose(found, torch.tensor([[68 / 33, 4], [68 / 25, 4]]))
+    centroids = game.server["fedpac"]["centroids"].squeeze(-1)
+    assert torch.allclose(centroids, torch.tensor([[68 / 33, 4], [68 / 25, 4]]))
 
 
 # ------------------------------------------------------------------ a round
@@ -402,8 +402,8 @@ def test_heads_are_combined_from_uploaded_heads_in_client_order():
 
     heads = torch.stack([game.up[i].state["model"]["head.weight"] for i in ids]).double()
     expected = torch.einsum("ij,jkd->ikd", torch.from_numpy(a), heads)
-    found = game.server["fedpac"]["head.weight"]
-    assert torch.allclose(found[ids].double(), expected, atol=1e-6)
+    combined_heads = game.server["fedpac"]["head.weight"]
+    assert torch.allclose(combined_heads[ids].double(), expected, atol=1e-6)
     permuted = torch.einsum("ij,jkd->ikd", torch.from_numpy(a[:, [1, 2, 0]]), heads)
     one_by_one = heads.clone()
     for i in range(3):
@@ -522,7 +522,7 @@ def test_homogeneous_clients_share_one_head():
 
 def test_centre_and_covariance_reach_the_weights():
     """Each choice gives the weights of its own statistics; they differ."""
-    found = {}
+    weights = {}
     for name, method in {
         "identity": FedPAC(opt=OPT),
         "centred": FedPAC(center=True, opt=OPT),
@@ -537,9 +537,9 @@ def test_centre_and_covariance_reach_the_weights():
             z = [f - mean for f in z]
         clients = [(f.double(), data.train.y) for f, data in zip(z, CLOUDS, strict=True)]
         expected = combination_weights(stacked(clients, 3, name == "full"))
-        found[name] = np.array(game.notes["fedpac"]["weights"])
-        assert np.allclose(found[name], expected, atol=2e-3), name
-    for a, b in combinations(found.values(), 2):
+        weights[name] = np.array(game.notes["fedpac"]["weights"])
+        assert np.allclose(weights[name], expected, atol=2e-3), name
+    for a, b in combinations(weights.values(), 2):
         assert not np.allclose(a, b, atol=1e-2)
 
 

@@ -203,6 +203,6 @@ def test_terms_go_on_it(terms):
 
 
 def test_settings_that_make_no_sense_are_refused():
-    for given in ({"lam": -1.0}, {"align": "both"}, {"predictor": "head"}):
+    for setting in ({"lam": -1.0}, {"align": "both"}, {"predictor": "head"}):
         with pytest.raises(BadInput):
-            FedProto(**given)
+            FedProto(**setting)

@@ -32,9 +32,9 @@ OPT = Opt(lr=0.1, epochs=2, batch=4, momentum=0.5)
 
 
 def net(*logits: float) -> Net:
-    made = identity(1, len(logits))
-    made.initial["head.weight"] = torch.tensor(logits)[:, None]
-    return made
+    network = identity(1, len(logits))
+    network.initial["head.weight"] = torch.tensor(logits)[:, None]
+    return network
 
 
 def one_loss(method: FedRoD, model: Net, data, row: int) -> float:
@@ -50,8 +50,8 @@ def one_loss(method: FedRoD, model: Net, data, row: int) -> float:
 def test_balanced_softmax_by_hand(gamma, balanced):
     """Counts (3, 1), all logits 0, y = 1: -log 1^gamma / (3^gamma + 1^gamma), and beside it
     log 2 of the personal sum. Subtracting the prior would give log(4/3)."""
-    found = one_loss(FedRoD(gamma=gamma), net(0.0, 0.0), THREE_TO_ONE, row=3)
-    assert found == pytest.approx(balanced + log(2), abs=1e-6)
+    loss = one_loss(FedRoD(gamma=gamma), net(0.0, 0.0), THREE_TO_ONE, row=3)
+    assert loss == pytest.approx(balanced + log(2), abs=1e-6)
 
 
 def test_one_step_moves_only_the_personal_head():
@@ -61,9 +61,9 @@ def test_one_step_moves_only_the_personal_head():
     game = Game(FedRoD(opt=ONE), net(0.0, 0.0), THREE_TO_ONE).round()
     for key in ("body.weight", "head.weight"):
         assert torch.allclose(game.server["model"][key], game.program.nets[0].initial[key])
-    kept = game.own[0]["model"]
-    assert kept["personal_head.weight"].flatten().tolist() == [0.25, -0.25]
-    assert kept["personal_head.bias"].tolist() == [0.25, -0.25]
+    personal = game.own[0]["model"]
+    assert personal["personal_head.weight"].flatten().tolist() == [0.25, -0.25]
+    assert personal["personal_head.bias"].tolist() == [0.25, -0.25]
 
 
 def test_the_personal_loss_is_of_the_sum():
@@ -78,8 +78,8 @@ def test_the_second_step_uses_both():
     (1/2, -1/2), p_0 = 1/(1 + e^-1); row 0 becomes 1/4 - (p_0 - 3/4)."""
     game = Game(FedRoD(opt=ONE), net(0.0, 0.0), THREE_TO_ONE).rounds(2)
     expected = 0.25 - (1 / (1 + exp(-1)) - 0.75)
-    found = game.own[0]["model"]["personal_head.weight"].flatten().tolist()
-    assert found == pytest.approx([expected, -expected], abs=1e-6)
+    weight = game.own[0]["model"]["personal_head.weight"].flatten().tolist()
+    assert weight == pytest.approx([expected, -expected], abs=1e-6)
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.1])

@@ -29,14 +29,14 @@ V, K = 2, 3
 RHO_2 = log(torch.e**2 - 1)  # softplus of it is 2
 
 
-def fedsr(**given):
-    return FedSR(**{"dim": V, "opt": OPT, **given})
+def fedsr(**settings):
+    return FedSR(**{"dim": V, "opt": OPT, **settings})
 
 
-def by_hand(**given):
+def by_hand(**settings):
     """Loss on a batch of two with known Gaussians and draws: z = (3, 4) and (0, 0), logits zero,
     p(z|x) = N((1, 0), 1), prior of class 0 N(0, 2^2), of class 1 N((1, 0), 1)."""
-    s = Game(fedsr(**given), mlp(), *CLOUDS).site(0)
+    s = Game(fedsr(**settings), mlp(), *CLOUDS).site(0)
     rho_1 = log(torch.e - 1)
     s.w["prior.mean"] = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 9.0]])
     s.w["prior.rho"] = torch.tensor([[RHO_2] * 2, [rho_1] * 2, [5.0, 5.0]])
@@ -100,9 +100,9 @@ def test_the_prior_is_trained_for_the_classes_a_client_holds_and_averaged():
 def twin(net: Net) -> Net:
     """The same network and values without a prior, for FedAvg."""
     body, head = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(V, K)
-    made = Net((4,), body=body, gauss=Gaussian(5, V), sample=_draw(), head=head)
-    made.initial = {k: v for k, v in net.tree().items() if not k.startswith("prior")}
-    return made
+    stochastic = Net((4,), body=body, gauss=Gaussian(5, V), sample=_draw(), head=head)
+    stochastic.initial = {k: v for k, v in net.tree().items() if not k.startswith("prior")}
+    return stochastic
 
 
 def _draw() -> nn.Module:
@@ -117,8 +117,8 @@ def test_without_regularisers_it_is_fedavg_on_the_stochastic_network():
         sr.round(*cohort), avg.round(*cohort)
     model = {k: v for k, v in sr.server["model"].items() if not k.startswith("prior")}
     assert same(model, avg.server["model"])
-    for given in ({"l2": 0.01, "cmi": 0.0}, {"l2": 0.0, "cmi": 0.01}):
-        other = Game(fedsr(**given), mlp(), *CLOUDS).rounds(3)
+    for settings in ({"l2": 0.01, "cmi": 0.0}, {"l2": 0.0, "cmi": 0.01}):
+        other = Game(fedsr(**settings), mlp(), *CLOUDS).rounds(3)
         assert not torch.equal(other.server["model"]["head.weight"], model["head.weight"])
 
 

@@ -35,9 +35,9 @@ SLOW = Opt(lr=0.1, batch=4)
 
 
 def net() -> Net:
-    made = identity(1, 3)
-    made.initial["head.weight"][0, 0] = -log(2)
-    return made
+    network = identity(1, 3)
+    network.initial["head.weight"][0, 0] = -log(2)
+    return network
 
 
 def holding(y, val=None) -> ClientData:
@@ -54,8 +54,8 @@ def personal(method: KNNPer, data: ClientData):
 
 
 def predicted(method: KNNPer, y=(0, 1, 1, 2), val=None) -> list[float]:
-    made, state = personal(method, holding(y, val))
-    return method.predict(made, state, QUERY)[0].tolist()
+    network, state = personal(method, holding(y, val))
+    return method.predict(network, state, QUERY)[0].tolist()
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.25, 0.5, 1.0])

@@ -81,13 +81,13 @@ def test_one_step_away_from_the_previous_model(mu, tau):
     program = Program(moon(mu, tau), net(), 1, task=Squares())
     own = {"model": {}, PREVIOUS: {"body.weight": vectors([5.0], [0.0])}}
     down = Down(program.schedule(2)[1], {"model": net().tree()})
-    up, kept = client(Visit(program, 0, rows(0.0), down, own))
+    up, own_after = client(Visit(program, 0, rows(0.0), down, own))
     scale = mu * sigma(-0.4 / tau) / tau
     z = up.state["model"]["body.weight"]
     assert z.flatten().tolist() == pytest.approx([3 - 0.128 * scale, 4 + 0.096 * scale], abs=1e-12)
     assert up.metrics["loss"] == pytest.approx(mu * log(1 + exp(-0.4 / tau)), abs=1e-6)
     assert up.state["model"]["head.weight"].tolist() == [[0.0, 0.0]]
-    assert same(kept[PREVIOUS], {"body.weight": z})
+    assert same(own_after[PREVIOUS], {"body.weight": z})
 
 
 def test_no_gradient_in_a_clients_first_round():

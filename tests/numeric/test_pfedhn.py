@@ -88,9 +88,9 @@ def test_together_is_one_step_by_the_mean():
 @pytest.mark.parametrize(("bound", "share"), [(0.0, 1.0), (50.0, 1.0), (2**0.5, 0.5)])
 def test_the_common_norm_is_bounded(bound, share):
     """|g|^2 = 1 + 1 (W) + 1 (b) + 1 + 4 (v_0) = 8."""
-    found = held(begun(server_clip=bound).round(0))
-    assert found["0.weight"][0] == pytest.approx([1 + share / 2, 2 + share / 2], abs=1e-5)
-    assert found["embedding"][0] == pytest.approx([1 + share / 2, 1 + share], abs=1e-5)
+    state = held(begun(server_clip=bound).round(0))
+    assert state["0.weight"][0] == pytest.approx([1 + share / 2, 2 + share / 2], abs=1e-5)
+    assert state["embedding"][0] == pytest.approx([1 + share / 2, 1 + share], abs=1e-5)
 
 
 def test_momentum_and_decay():
@@ -99,9 +99,9 @@ def test_momentum_and_decay():
     Decay 1/2: W - 1/2 ((-1, -1) + 1/2 (1, 2)) = (1.25, 2), and every row of v decays."""
     play = begun(8.0, 4.5, server_momentum=0.5).round(0).round(1)
     assert held(play)["0.weight"] == [[1.75, 2.75]]
-    found = held(begun(server_decay=0.5).round(0))
-    assert found["0.weight"] == [[1.25, 2.0]]
-    assert found["embedding"] == [[1.25, 1.75], [1.5, 0.0]]
+    state = held(begun(server_decay=0.5).round(0))
+    assert state["0.weight"] == [[1.25, 2.0]]
+    assert state["embedding"] == [[1.25, 1.75], [1.5, 0.0]]
 
 
 def test_the_published_servers_momentum_and_decay_are_the_defaults():
@@ -148,10 +148,10 @@ def test_a_deep_one_is_regression_on_the_trained_weights():
     trained = answer.up.state["model"]
     target = torch.cat([trained[k].flatten() for k in program.nets[0].keys])
     (0.5 * (h(v[answer.cid]) - target).pow(2).sum()).backward()
-    found = {"embedding": v, **dict(h.named_parameters())}
-    assert played.server["pfedhn"].keys() == found.keys()
+    leaves = {"embedding": v, **dict(h.named_parameters())}
+    assert played.server["pfedhn"].keys() == leaves.keys()
     for k, x in played.server["pfedhn"].items():
-        step, g = (before[k] - x) / 64, found[k].grad
+        step, g = (before[k] - x) / 64, leaves[k].grad
         assert g.norm() > 0
         assert (step - g).norm() < 1e-3 * g.norm(), k
 

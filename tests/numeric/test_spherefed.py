@@ -71,8 +71,8 @@ def test_calibration_by_hand(ridge, expected):
     Weighting clients by their sizes or averaging solutions of each would give another W."""
     clients = rows([[5.0, 0.0]] * 2, [0, 0], 2), rows([[3.0, 4.0]], [1], 2)
     game = whole_run(SphereFed(ridge=ridge, opt=STILL), identity(2, 2), *clients)
-    found = game.server["model"]["head.weight"]
-    assert torch.allclose(found, torch.tensor(expected), atol=1e-6)
+    calibrated = game.server["model"]["head.weight"]
+    assert torch.allclose(calibrated, torch.tensor(expected), atol=1e-6)
 
 
 def test_calibration_is_ridge_regression_on_all_data():

@@ -15,7 +15,7 @@ from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.errors import BadInput
-from fedloom.method_tools import virtual_data as ops
+from fedloom.method_tools import virtual_data as module
 from fedloom.method_tools.virtual_data import VirtualData, virtual_data
 from fedloom.methods import parse_method, vhl
 from fedloom.methods.fedavg import FedAvg
@@ -46,21 +46,21 @@ def test_loss_by_hand(alpha, lam, monkeypatch):
     term = VHL(alpha=alpha, lam=lam, tau=1.0, batch=1)
     method = replace(FedAvg() + term, opt=Opt(lr=0.0, batch=2))
     program = Program(method, Net((2,), body=body, head=head), 1)
-    found = run(program, Tables([data]), 1).answers[0].up.metrics["loss"]
+    loss = run(program, Tables([data]), 1).answers[0].up.metrics["loss"]
     expected = (1 + alpha) * log(2) + lam * 2 / 3 * log(1 + 1 / e)
-    assert found == pytest.approx(expected, rel=1e-6)
+    assert loss == pytest.approx(expected, rel=1e-6)
 
 
 def test_every_client_learns_the_same_noise(monkeypatch):
-    asked = []
+    arguments = []
 
     def watched(*how):
-        asked.append(how)
+        arguments.append(how)
         return virtual_data(*how)
 
     monkeypatch.setattr(vhl, "virtual_data", watched)
     played(FedAvg() + FEW, rounds=2)
-    assert set(asked) == {((4,), 3, 5, 5)}  # shape, classes, per class, the run's seed
+    assert set(arguments) == {((4,), 3, 5, 5)}  # shape, classes, per class, the run's seed
 
 
 @pytest.mark.parametrize("shape", [(3, 32, 32), (1, 8, 8), (2, 9, 12), (20,), (6, 30)])
@@ -82,11 +82,11 @@ def test_virtual_data_is_a_function_of_the_seed(shape):
 def test_a_set_too_large_to_hold_is_made_row_by_row(shape, monkeypatch):
     """The same inputs but for rounding, and the same bytes when asked again."""
     held = VirtualData(shape, 4, 60, 1)
-    monkeypatch.setattr(ops, "HELD_NUMBERS", 0)
+    monkeypatch.setattr(module, "HELD_NUMBERS", 0)
     rows = torch.tensor([0, 239, 7, 0])
-    made, again = (VirtualData(shape, 4, 60, 1).x(rows) for _ in range(2))
-    assert torch.allclose(made, held.x(rows), atol=1e-5)
-    assert torch.equal(made, again)
+    by_row, again = (VirtualData(shape, 4, 60, 1).x(rows) for _ in range(2))
+    assert torch.allclose(by_row, held.x(rows), atol=1e-5)
+    assert torch.equal(by_row, again)
 
 
 def test_large_images_are_not_held():
