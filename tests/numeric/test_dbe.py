@@ -73,7 +73,7 @@ def given(prog: Program, *mean: float) -> Played:
     """A server after an initialisation round that found this mean."""
     found = {"mean": torch.tensor(mean, dtype=torch.float64)}
     start = Round(prog, prog.schedule(1)[0], {})
-    return Played(initial_server(prog) | {MR: broadcast_once.made(found, start)}, {})
+    return Played(initial_server(prog) | {MR: broadcast_once.start(start, found)}, {})
 
 
 def train_plans(prog: Program, rounds: int):

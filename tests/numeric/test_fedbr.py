@@ -27,7 +27,7 @@ from fedloom.core.site import Visit
 from fedloom.core.term import Term
 from fedloom.core.tree import Tree, nbytes
 from fedloom.errors import BadInput
-from fedloom.method_tools.pseudo_data import mixed, pooled, proxy_images, sample_means
+from fedloom.method_tools.pseudo_data import mix_images, pool_images, proxy_images, sample_means
 from fedloom.methods import parse_method
 from fedloom.methods.dbe import DBE
 from fedloom.methods.fedavg import FedAvg
@@ -445,7 +445,7 @@ def test_where_clients_fail_old_images_fill_the_batch() -> None:
     """Three shares of two, two clients silent: two new images, then four of the old."""
     old = torch.arange(6.0)[:, None]
     new = [torch.tensor([[10.0], [11.0]])]
-    found = pooled(new, old, 6, generator("fill")).flatten().tolist()
+    found = pool_images(new, old, 6, generator("fill")).flatten().tolist()
     assert sorted(found[:2]) == [10.0, 11.0]
     assert found[2:] == [0.0, 1.0, 2.0, 3.0]
     prog = Program(replace(FedAvg() + FedBR(images=6), opt=OPT), mlp(), 3)
@@ -511,7 +511,7 @@ def test_mixture_by_hand(k: int, x: float, y: list[float]) -> None:
     """x_p = 2 and a batch of one image 6 of class 2, C = 4, uniform 1/4. K = 1: (2 + 6)/2 = 4 and
     (1/4 + 1)/2 = 5/8; K = 2: (2 + 12)/3 = 14/3 and (1/4 + 2)/3 = 3/4."""
     batch = (torch.tensor([[6.0]]), torch.tensor([2]))
-    found = mixed(torch.tensor([[2.0]]), torch.full((1, 4), 0.25), batch, k, generator("mix"))
+    found = mix_images(torch.tensor([[2.0]]), torch.full((1, 4), 0.25), batch, k, generator("mix"))
     assert found[0].item() == pytest.approx(x)
     assert found[1].tolist()[0] == pytest.approx(y)
     assert found[1].sum().item() == pytest.approx(1)
@@ -520,10 +520,10 @@ def test_mixture_by_hand(k: int, x: float, y: list[float]) -> None:
 def test_mixture_takes_the_labels_the_loss_takes() -> None:
     """Soft ones too: an image that was mixed (Mixup) carries its mixed label."""
     batch = (torch.tensor([[6.0]]), torch.tensor([[0.5, 0.5]]))
-    _, y = mixed(torch.tensor([[2.0]]), torch.full((1, 2), 0.5), batch, 1, generator("mix"))
+    _, y = mix_images(torch.tensor([[2.0]]), torch.full((1, 2), 0.5), batch, 1, generator("mix"))
     assert y.tolist() == [[0.5, 0.5]]
     wholly = (batch[0], torch.tensor([[0.25, 0.75]]))
-    _, y = mixed(torch.tensor([[2.0]]), torch.full((1, 2), 0.5), wholly, 1, generator("mix"))
+    _, y = mix_images(torch.tensor([[2.0]]), torch.full((1, 2), 0.5), wholly, 1, generator("mix"))
     assert y.tolist() == [[0.375, 0.625]]
 
 

@@ -24,7 +24,7 @@ from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
-from fedloom.method_tools.network_copies import add_twin
+from fedloom.method_tools.network_copies import add_fresh_copy
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedem import NEWCOMER_STEPS, FedEM
@@ -192,7 +192,7 @@ def test_twins_keep_ties_and_frozen_tensors():
     head.bias.requires_grad_(False)
     net = Net((3,), body=nn.Sequential(tied, nn.ReLU(), tied), head=head)
     before = set(net.keys)
-    assert add_twin(net, "_2") == "head_2"
+    assert add_fresh_copy(net, "_2") == "head_2"
     new = set(net.keys) - before
     assert new == {k.replace(".", "_2.", 1) for k in before}
     assert new & net.params == {k.replace(".", "_2.", 1) for k in before & net.params}
@@ -208,7 +208,7 @@ def test_twins_keep_a_frozen_body_whole():
     body[1].running_mean.fill_(7.0)
     net = Net((3,), body=body, head=nn.Linear(4, 2))
     net({k: v + 1 for k, v in net.tree().items()}, torch.ones(2, 3))
-    add_twin(net, "_2")
+    add_fresh_copy(net, "_2")
     start = net.tree()
     for k in net.match("body.*"):
         assert torch.equal(start[k], start[k.replace("body.", "body_2.")]), k

@@ -1,54 +1,62 @@
-"""A constant the server gives every client once: the client keeps it, the server remembers who.
+"""A constant that the server sends to every client once: the client keeps it, and the server
+remembers who holds it.
 
-The part that owns the slice uses these in its hooks and declares `gathers`. A client whose state
-was lost goes without for one round and says so; the next time it is given the constant again.
+The part that owns the slice uses these functions in its hooks and declares `gathers`. A client that
+lost its state goes without the constant for one round and reports that; in its next round the
+server sends the constant again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fedloom.core.round import Round
+from fedloom.core.site import Site
 from fedloom.core.tree import State, Tree
 
-if TYPE_CHECKING:
-    from fedloom.core.round import Round
-    from fedloom.core.site import Site
+HOLDERS = "holders"
+"""Key, in the server's slice, of which clients hold the constant [N]."""
+LOST = "lost"
+"""Key of an upload that says: this client does not hold the constant any more."""
 
-HOLDERS, LOST = "holders", "lost"
 
-
-def made(constant: Mapping[str, Tensor], r: Round) -> Tree:
-    """The server's slice when the constant is made: no client holds it yet."""
+def start(r: Round, constant: Mapping[str, Tensor]) -> Tree:
+    """The server's slice when there is a new constant: no client holds it yet."""
     return {**constant, HOLDERS: torch.zeros(r.plan.clients, dtype=torch.bool)}
 
 
-def give(r: Round, name: str, cid: int) -> State:
-    """`send`: the constant, unless the client holds it; unseen ids always get it."""
-    tree = r.server.get(name, {})
-    if not tree or (0 <= cid < len(tree[HOLDERS]) and tree[HOLDERS][cid]):
+def send(r: Round, name: str, cid: int) -> State:
+    """For the hook `send`: the constant, unless the client holds it. Newcomers always get it."""
+    slice_ = r.server.get(name, {})
+    if not slice_:
         return {}
-    return {name: {k: v for k, v in tree.items() if k != HOLDERS}}
+    holders = slice_[HOLDERS]
+    if 0 <= cid < len(holders) and holders[cid]:
+        return {}
+    return {name: {k: v for k, v in slice_.items() if k != HOLDERS}}
 
 
-def at_hand(s: Site, name: str) -> Tree:
-    """At a client: what arrived now, or was kept from before; empty if it was lost."""
+def received(s: Site, name: str) -> Tree:
+    """The constant at a client, which received it now or in an earlier round; empty if it was
+    lost."""
     return s.down.get(name) or s.own.get(name) or {}
 
 
 def keep(s: Site, name: str) -> State:
-    """`finish`: keep what arrived. Nothing goes up, unless the constant was lost."""
-    if not (constant := at_hand(s, name)):
+    """For the hook `finish`: keep the constant. Nothing is uploaded, unless it was lost."""
+    constant = received(s, name)
+    if not constant:
         return {name: {LOST: torch.ones(1)}}
     s.own[name] = constant
     return {}
 
 
-def noted(r: Round, name: str) -> Tree:
-    """`aggregate`: whoever answered holds the constant, but for those who lost it."""
+def mark_holders(r: Round, name: str) -> Tree:
+    """For the hook `aggregate`: every participant holds the constant now, unless it reported the
+    loss."""
     holders = r.server[name][HOLDERS].clone()
     for cid, up in r.ups.items():
         if cid < len(holders):

@@ -10,7 +10,7 @@ from torch import nn
 from fedloom.core.net import INPUT, Net
 
 
-def add_twin(net: Net, tag: str) -> str:
+def add_fresh_copy(net: Net, tag: str) -> str:
     """Add another network of the same build, from the input to logits of its own, and return the
     name of its last stage.
 
@@ -19,7 +19,7 @@ def add_twin(net: Net, tag: str) -> str:
     BatchNorm.
 
     >>> net = Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2))
-    >>> add_twin(net, "_2"), net.reads["head_2"], "head_2.weight" in net.params
+    >>> add_fresh_copy(net, "_2"), net.reads["head_2"], "head_2.weight" in net.params
     ('head_2', 'body_2', True)
     """
     path = net.path_to(net.logits)

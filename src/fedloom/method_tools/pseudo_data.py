@@ -45,7 +45,7 @@ def proxy_images(name: str, shape: tuple[int, ...], count: int, of: int, gen: Ge
     return x
 
 
-def pooled(shares: list[Tensor], old: Tensor | None, count: int, gen: Generator) -> Tensor:
+def pool_images(shares: list[Tensor], old: Tensor | None, count: int, gen: Generator) -> Tensor:
     """`count` images of all clients' shares, in random order, and after them old images where the
     shares hold too few."""
     x = torch.cat(shares)
@@ -55,7 +55,7 @@ def pooled(shares: list[Tensor], old: Tensor | None, count: int, gen: Generator)
     return x[:count]
 
 
-def mixed(
+def mix_images(
     x: Tensor, y: Tensor, batch: tuple[Tensor, Tensor], k: int, gen: Generator
 ) -> tuple[Tensor, Tensor]:
     """Each pseudo-image x with label y averaged with `k` random images of a batch and their labels

@@ -72,15 +72,21 @@ class APPLE(Method):
 
     def server_init(self, r):
         sizes = torch.zeros(r.plan.clients)
-        return {**super().server_init(r), self.name: {**client_rows.opened(r), "sizes": sizes}}
+        return {
+            **super().server_init(r),
+            self.name: {**client_rows.initial_rows(r), "sizes": sizes},
+        }
 
     def send(self, r, cid):
         if r.plan.part == self.name:
             return {}  # the question for sizes
-        return {METHOD: client_rows.averaged(r, self.name), self.name: r.server[self.name]}
+        return {
+            METHOD: client_rows.tensors_without_rows(r, self.name),
+            self.name: r.server[self.name],
+        }
 
     def aggregate(self, r):
-        new = client_rows.updated(r, self.name)
+        new = client_rows.updated_rows(r, self.name)
         for cid in r.ups.keys() & set(range(r.plan.clients)):
             new["sizes"][cid] = r.ups[cid].n
         if r.plan.kind == "special":

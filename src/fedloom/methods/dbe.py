@@ -100,7 +100,7 @@ class MeanRegularization(Term):
         return {self.name: {"mean": perturb(z, *noise)}}
 
     def send(self, r, cid):
-        return broadcast_once.give(r, self.name, cid)
+        return broadcast_once.send(r, self.name, cid)
 
     def loss(self, b, s):
         if (at := (self.name, s.training)) not in s.memo:
@@ -108,7 +108,7 @@ class MeanRegularization(Term):
         kappa, mu = s.memo[self.name]
         m = mu * b.out[self.at or s.net.representation].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
         s.memo[at] = m.detach()
-        z_g = broadcast_once.at_hand(s, self.name)
+        z_g = broadcast_once.received(s, self.name)
         gap = F.mse_loss(m, z_g["mean"]) if z_g else 0.0
         return kappa * (gap / 2 if self.half else gap)  # eq. (8)
 
@@ -121,9 +121,9 @@ class MeanRegularization(Term):
     def aggregate(self, r):
         first = r.plan.kind == "special"
         return {
-            self.name: broadcast_once.made(r.mean(self.name), r)
+            self.name: broadcast_once.start(r, r.mean(self.name))
             if first
-            else broadcast_once.noted(r, self.name)
+            else broadcast_once.mark_holders(r, self.name)
         }
 
     def strengths(self, net):

@@ -11,7 +11,7 @@ from torch import nn
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
-from fedloom.method_tools.pseudo_data import mixed, pooled, proxy_images, sample_means
+from fedloom.method_tools.pseudo_data import mix_images, pool_images, proxy_images, sample_means
 from fedloom.methods import register
 from fedloom.models.layers import perceptron
 from fedloom.ops.ascent import ascend
@@ -91,7 +91,7 @@ class FedBR(Term):
         return {} if self.pseudo == "rsm" else self._drawn(r)
 
     def send(self, r, cid):
-        state = broadcast_once.give(r, self.name, cid)
+        state = broadcast_once.send(r, self.name, cid)
         if self.pseudo == "rsm" and (self.refresh or r.plan.kind == "special"):
             share = -(-(self.images or r.method.opt.batch) // max(1, len(r.cohort)))
             state = {self.name: {**state.get(self.name, {}), "share": torch.tensor(share)}}
@@ -102,13 +102,13 @@ class FedBR(Term):
         return {self.name: {"x": sample_means(s.data.train, count, self.of, gen, self.balanced)}}
 
     def loss(self, b, s):
-        x, k = broadcast_once.at_hand(s, self.name).get("x"), s.data.classes
+        x, k = broadcast_once.received(s, self.name).get("x"), s.data.classes
         if x is None or not (self.lam or self.mu):
             return 0.0
         y = torch.full((len(x), k), 1 / k, device=x.device)
         if mixing := self.pseudo == "mixture" and self.mix > 0:
             gen = s.memo.setdefault(self.name, s.gen(self.name))
-            x, y = mixed(x, y, (b.x, b.target), self.mix, gen)  # eq. (4)
+            x, y = mix_images(x, y, (b.x, b.target), self.mix, gen)  # eq. (4)
         statistics = {key: s.w[key].clone() for key in s.net.match("@stats")}
         out = s.net({**s.w, **statistics}, x, train=s.modes)
         loss = self.lam * s.task.loss(out[s.net.logits], y) if self.lam else 0.0  # component 1
@@ -138,7 +138,7 @@ class FedBR(Term):
 
     def aggregate(self, r):
         new = self.refresh or r.plan.kind == "special"
-        return self._drawn(r) if new else {self.name: broadcast_once.noted(r, self.name)}
+        return self._drawn(r) if new else {self.name: broadcast_once.mark_holders(r, self.name)}
 
     def _drawn(self, r):
         count, gen = self.images or r.method.opt.batch, r.gen(self.name)
@@ -146,5 +146,5 @@ class FedBR(Term):
             x = proxy_images(self.proxy, r.net.shape, count, self.of, gen)  # Algorithm 3
         else:
             shares = [up.state[self.name]["x"] for up in r.ups.values()]
-            x = pooled(shares, r.server.get(self.name, {}).get("x"), count, gen)
-        return {self.name: broadcast_once.made({"x": x}, r)}
+            x = pool_images(shares, r.server.get(self.name, {}).get("x"), count, gen)
+        return {self.name: broadcast_once.start(r, {"x": x})}

@@ -10,7 +10,7 @@ import torch
 from fedloom.core.method import Method
 from fedloom.core.phase import tuning
 from fedloom.errors import BadInput
-from fedloom.method_tools.network_copies import add_twin
+from fedloom.method_tools.network_copies import add_fresh_copy
 from fedloom.methods import register
 from fedloom.ops.mixture import mixture_weights, responsibilities
 
@@ -76,7 +76,7 @@ class FedEM(Method):
 
     def extend(self, net, clients):
         for tag in self._tags()[1:]:
-            add_twin(net, tag)
+            add_fresh_copy(net, tag)
 
     def _tags(self):
         return ["", *(f"_{m}" for m in range(2, self.learners + 1))]

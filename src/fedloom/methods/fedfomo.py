@@ -79,10 +79,10 @@ class FedFomo(Method):
     def server_init(self, r):
         n = r.plan.clients
         known = {"affinity": torch.eye(n), "answered": torch.zeros(n, dtype=torch.bool)}
-        return {**super().server_init(r), self.name: {**client_rows.opened(r), **known}}
+        return {**super().server_init(r), self.name: {**client_rows.initial_rows(r), **known}}
 
     def send(self, r, cid):
-        held, down = r.server[self.name], {METHOD: client_rows.averaged(r, self.name)}
+        held, down = r.server[self.name], {METHOD: client_rows.tensors_without_rows(r, self.name)}
         others = [j for j in held["answered"].nonzero().flatten().tolist() if j != cid]
         if not others or self.models == 1:
             return down
@@ -97,8 +97,8 @@ class FedFomo(Method):
         return {**super().client_init(s), self.name: self._kept(s, s.net.tree(), s.net.tree())}
 
     def _kept(self, s, trained, before):
-        begun = {BEFORE + k: v for k, v in client_rows.kept(s, before).items()}
-        return {**client_rows.kept(s, trained), **begun}
+        begun = {BEFORE + k: v for k, v in client_rows.row_tensors(s, before).items()}
+        return {**client_rows.row_tensors(s, trained), **begun}
 
     def receive(self, s):
         if s.data.val is None:  # fixed: the same rows in every round
@@ -142,7 +142,7 @@ class FedFomo(Method):
         return {**up, self.name: {"gains": gains}}
 
     def aggregate(self, r):
-        new = client_rows.updated(r, self.name)
+        new = client_rows.updated_rows(r, self.name)
         for cid in sorted(r.ups.keys() & set(range(r.plan.clients))):
             new["affinity"][cid] += r.ups[cid].state[self.name]["gains"]
             new["answered"][cid] = True

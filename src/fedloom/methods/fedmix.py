@@ -76,10 +76,10 @@ class FedMix(Term):
         return {self.name: mean_data(s.data.train, *how)}
 
     def send(self, r, cid):
-        return broadcast_once.give(r, self.name, cid)
+        return broadcast_once.send(r, self.name, cid)
 
     def inputs(self, b, s):
-        means = broadcast_once.at_hand(s, self.name)
+        means = broadcast_once.received(s, self.name)
         if not self.lam or not means or not len(means["x"]):
             return
         at = (self.name, s.training)  # a second model's draws must not move the first one's
@@ -105,6 +105,6 @@ class FedMix(Term):
 
     def aggregate(self, r):
         if r.plan.kind != "special":
-            return {self.name: broadcast_once.noted(r, self.name)}
+            return {self.name: broadcast_once.mark_holders(r, self.name)}
         made = r.stack(self.name, "size") > 0  # [m, means]
-        return {self.name: broadcast_once.made({k: r.stack(self.name, k)[made] for k in "xy"}, r)}
+        return {self.name: broadcast_once.start(r, {k: r.stack(self.name, k)[made] for k in "xy"})}
