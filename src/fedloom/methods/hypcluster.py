@@ -119,7 +119,7 @@ class HypCluster(Method):
 
 @register
 def IFCA(k: int = 3, common: str = "") -> Method:
-    """Iterative federated clustering (Ghosh et al., NeurIPS 2020): HypCluster, clients alike.
+    """Iterative federated clustering (Ghosh et al., NeurIPS 2020): HypCluster, equal weights.
 
     Algorithm 1 with option II, model averaging, gives every client of a cluster the same weight.
     The paper's `k` is 4 for rotated MNIST, 2 for rotated CIFAR, 2 and 3 for FEMNIST;

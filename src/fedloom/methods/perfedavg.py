@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase
@@ -125,7 +124,7 @@ def _moved(w: Tree, direction: Tree, by: float) -> Tree:
     Tensors without a direction are shared with w: BatchNorm's running statistics follow every
     forward pass, wherever in weight space it is taken.
     """
-    moved: dict[str, Tensor] = {}
+    moved: Tree = {}
     for k, x in direction.items():
         moved[k] = w[k].detach().add(x, alpha=by).requires_grad_()
     return {**w, **moved}
