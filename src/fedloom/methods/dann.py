@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -70,9 +71,7 @@ class DANN(Term):
         if s.newcomer:
             return 0.0
         z = b.out[s.net.representation].flatten(1)
-        # torch does not annotate `apply`.
-        reversed_z: Tensor = _ReverseGradient.apply(z, self.lam)  # type: ignore[no-untyped-call]
-        guess = s.net.stage(s.w, self.name, reversed_z, train=s.modes)
+        guess = s.net.stage(s.w, self.name, _reverse_gradient(z, self.lam), train=s.modes)
         domain = torch.full((len(z),), s.cid, device=z.device)
         return F.cross_entropy(guess, domain)  # L_d
 
@@ -88,3 +87,7 @@ class _ReverseGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return -ctx.lam * g, None
+
+
+_reverse_gradient: Callable[[Tensor, float], Tensor] = _ReverseGradient.apply
+"""torch leaves `apply` without types."""

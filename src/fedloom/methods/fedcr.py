@@ -59,6 +59,7 @@ class FedCR(Method):
 
     name: ClassVar[str] = "fedcr"
     family: ClassVar[str] = "representation"
+    # Its likelihood takes hard labels, and its logits are [n, S, K].
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "fedbr")
     shared: str = "* !head.*"
     weighting: Literal["samples", "uniform"] = "uniform"

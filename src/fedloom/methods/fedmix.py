@@ -57,7 +57,8 @@ class FedMix(Term):
     family: ClassVar[str] = "extra data"
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
-    # A balanced softmax gives probability 0 to classes that a mean may hold and its reader lacks.
+    # The losses of FedCR and SphereFed take hard labels. The balanced softmax of Fed-RoD and FedETF
+    # gives probability 0 to a class that the client lacks, and the label of a mean may hold it.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed", "fedrod", "fedetf")
     lam: float = 0.1
     means: int = 1
