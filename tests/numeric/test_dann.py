@@ -89,8 +89,8 @@ def test_the_server_averages_the_discriminator():
 
 def test_lam_0_leaves_the_model_as_fedavg_has_it():
     plain = model(FedAvg())
-    found = model(FedAvg() + DANN(lam=0.0, width=8))
-    assert same({k: v for k, v in found.items() if not k.startswith("dann.")}, plain)
+    without_lam = model(FedAvg() + DANN(lam=0.0, width=8))
+    assert same({k: v for k, v in without_lam.items() if not k.startswith("dann.")}, plain)
     other = model(FedAvg() + DANN(width=8))
     assert not same({k: v for k, v in other.items() if not k.startswith("dann.")}, plain)
 

@@ -69,11 +69,11 @@ def whole(lr: float = 0.125, epochs: int = 1, **more: object) -> Opt:
     return Opt(lr=lr, epochs=epochs, batch=64, **more)
 
 
-def given(prog: Program, *mean: float) -> Played:
+def with_mean(prog: Program, *mean: float) -> Played:
     """A server after an initialisation round that found this mean."""
-    found = {"mean": torch.tensor(mean, dtype=torch.float64)}
+    z_g = {"mean": torch.tensor(mean, dtype=torch.float64)}
     start = Round(prog, prog.schedule(1)[0], {})
-    return Played(initial_server(prog) | {MR: broadcast_once.start(start, found)}, {})
+    return Played(initial_server(prog) | {MR: broadcast_once.start(start, z_g)}, {})
 
 
 def train_plans(prog: Program, rounds: int):
@@ -103,7 +103,7 @@ def test_gradient_flows_through_the_batchs_share_and_m_runs_on_and_is_reset() ->
     method = replace(FedAvg() + MeanRegularization(kappa=1.0, mu=0.5), opt=whole(epochs=2))
     prog = program(method, product(4.0, 1.0))
     first, second = train_plans(prog, 2)
-    one = play(prog, people([1.0]), [first], given(prog, 0.0))
+    one = play(prog, people([1.0]), [first], with_mean(prog, 0.0))
     assert body(one) == [3.390625]
     assert body(play(prog, people([1.0]), [second], one)) == [2.87408447265625]
 
@@ -119,7 +119,7 @@ def test_the_mean_is_over_rows_and_the_square_is_averaged_over_features(half, mo
     net = Net((1,), body=linear([2.0], [4.0]), head=linear([1.0, 1.0]))
     term = MeanRegularization(kappa=2.0, mu=1.0, half=half)
     prog = program(replace(FedAvg() + term, opt=whole(lr=0.25)), net)
-    played = play(prog, people([1.0, 3.0]), train_plans(prog, 1), given(prog, 2.0, 2.0))
+    played = play(prog, people([1.0, 3.0]), train_plans(prog, 1), with_mean(prog, 2.0, 2.0))
     assert body(played) == moved
 
 
@@ -127,7 +127,7 @@ def test_m_of_dittos_two_models_are_apart() -> None:
     """Both models take the two steps of the first test, each with an m of its own."""
     method = replace(Ditto(lam=0.0) + MeanRegularization(kappa=1.0, mu=0.5), opt=whole(epochs=2))
     prog = program(method, product(4.0, 1.0))
-    played = play(prog, people([1.0]), train_plans(prog, 1), given(prog, 0.0))
+    played = play(prog, people([1.0]), train_plans(prog, 1), with_mean(prog, 0.0))
     assert body(played) == [3.390625]
     assert played.clients[0]["ditto"]["body.weight"].item() == 3.390625
 
@@ -136,7 +136,7 @@ def test_mr_regularises_the_features_below_prbm() -> None:
     """The first test again with z_p = 100 on top: f(x) is pulled as before, z_p is not."""
     term = (PRBM(), MeanRegularization(kappa=1.0, mu=0.5))
     prog = program(replace(FedAvg() + term, opt=whole(epochs=2)), product(4.0, 1.0))
-    start = given(prog, 0.0)
+    start = with_mean(prog, 0.0)
     shifted = {0: {METHOD: {"prbm.vector": torch.full((1,), 100.0)}}}
     played = play(prog, people([1.0]), train_plans(prog, 1), replace(start, clients=shifted))
     assert body(played) == [3.390625]
@@ -303,8 +303,8 @@ def test_a_clients_prediction_has_its_translation_the_global_one_has_none() -> N
     z = torch.relu(x @ w["body.0.weight"].T + w["body.0.bias"])
     for state, shift in ((personal, played.clients[0][METHOD]["prbm.vector"]), ({}, 0.0)):
         logits = (z + shift) @ w["head.weight"].T + w["head.bias"]
-        found = prog.method.predict(net, state or global_state(prog, played.server), x)
-        assert torch.allclose(found, logits.softmax(1), atol=1e-6)
+        predicted = prog.method.predict(net, state or global_state(prog, played.server), x)
+        assert torch.allclose(predicted, logits.softmax(1), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -400,8 +400,8 @@ def test_neither_part_is_fedavg() -> None:
     assert all(same(both_off.clients[c][METHOD], memory.clients[c][METHOD]) for c in range(4))
     regularised = trained(FedAvg() + MeanRegularization(kappa=5.0)).server[METHOD]
     both = trained(FedAvg() + DBE(kappa=5.0))
-    found = [plain, memory.server[METHOD], regularised, both.server[METHOD]]
-    assert all(not same(a, b) for i, a in enumerate(found) for b in found[:i])
+    models = [plain, memory.server[METHOD], regularised, both.server[METHOD]]
+    assert all(not same(a, b) for i, a in enumerate(models) for b in models[:i])
     assert both.digest == trained(FedAvg() + PRBM() + MeanRegularization(kappa=5.0)).digest
     assert both.digest == trained(parse_method("fedavg + dbe(kappa=5)")).digest
 
@@ -432,13 +432,13 @@ def test_after_the_first_round_messages_are_fedavgs_but_for_one_mean_per_client(
 def test_the_kept_mean_does_what_a_mean_sent_every_round_would() -> None:
     prog = Program(replace(FedAvg() + DBE(kappa=5.0), opt=OPT), mlp(), 3)
     data = tables(9, 5, 6)
-    kept = run(prog, data, 3)
+    sent_once = run(prog, data, 3)
     state = play(prog, data, [init_plan(prog)])
     for plan in train_plans(prog, 3):
-        nobody = {**state.server[MR], "holders": torch.zeros(3, dtype=torch.bool)}
-        state = play(prog, data, [plan], replace(state, server=state.server | {MR: nobody}))
+        never_sent = {**state.server[MR], "holders": torch.zeros(3, dtype=torch.bool)}
+        state = play(prog, data, [plan], replace(state, server=state.server | {MR: never_sent}))
         assert all(MR in a.down.state for a in state.answers)
-    assert same(state.server[METHOD], kept.server[METHOD])
+    assert same(state.server[METHOD], sent_once.server[METHOD])
 
 
 def test_a_client_that_lost_its_state_is_sent_the_mean_again() -> None:

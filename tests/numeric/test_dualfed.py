@@ -31,8 +31,8 @@ OPT = Opt(lr=0.05, epochs=2, batch=8, momentum=0.5)
 MAIN = ("body", "projector", "personal_head")
 
 
-def dualfed(**given):
-    return DualFed(**{"hidden": 6, "tau": 0.5, "opt": OPT, **given})
+def dualfed(**settings):
+    return DualFed(**{"hidden": 6, "tau": 0.5, "opt": OPT, **settings})
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +73,8 @@ def test_contrast_by_hand():
     """u = e1, e1, e2 of classes 0, 0, 1, tau = 1: anchors 0 and 1 have -log(e/(e + 1)) each, the
     last has no positive: 2 log(1 + 1/e)/3."""
     u = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    found = supervised_contrast(u, torch.tensor([0, 0, 1]), tau=1.0)
-    assert float(found) == pytest.approx(2 * math.log(1 + math.exp(-1)) / 3)
+    contrast = supervised_contrast(u, torch.tensor([0, 0, 1]), tau=1.0)
+    assert float(contrast) == pytest.approx(2 * math.log(1 + math.exp(-1)) / 3)
 
 
 @pytest.mark.parametrize("y", [[0], [0, 1, 2]])
@@ -104,9 +104,9 @@ def test_no_positives_no_contrast(y):
 )
 def test_projectors_of_table_5(depth, hidden, norm, linear, affine):
     """Parameters of every row, for 512 features."""
-    made = projector(512, hidden, depth, norm)
-    assert sum(p.numel() for p in made.parameters()) == linear + affine
-    assert made(torch.zeros(2, 512)).shape == (2, 512)
+    layers = projector(512, hidden, depth, norm)
+    assert sum(p.numel() for p in layers.parameters()) == linear + affine
+    assert layers(torch.zeros(2, 512)).shape == (2, 512)
 
 
 def test_the_papers_projector():
@@ -123,8 +123,8 @@ def test_any_body_will_do():
     with rng_scope("maps"):
         head = nn.Sequential(nn.Flatten(), nn.Linear(2 * 3 * 3, 3))
         net = Net((1, 5, 5), body=nn.Conv2d(1, 2, 3), head=head)
-    made = Program(dualfed(), net, 1).nets[0]
-    out = made(made.tree(), torch.zeros(2, 1, 5, 5))
+    extended = Program(dualfed(), net, 1).nets[0]
+    out = extended(extended.tree(), torch.zeros(2, 1, 5, 5))
     assert out["head"].shape == out["personal_head"].shape == (2, 3)
 
 
@@ -157,8 +157,8 @@ def test_the_codes_frozen_encoder_goes_on_updating_statistics():
     """frozen_eval=False: 12 batches counted instead of 6, weights as before, and another global
     head, trained on batch statistics."""
 
-    def final(**given):
-        game = Game(dualfed(**given), mlp(norm=True), CLOUDS[0]).round()
+    def final(**settings):
+        game = Game(dualfed(**settings), mlp(norm=True), CLOUDS[0]).round()
         return {**game.own[0]["model"], **game.up[0].state["model"]}, game.program.nets[0]
 
     (paper, net), (code, _) = final(), final(frozen_eval=False)
@@ -184,8 +184,8 @@ def loss_of(net, w, data, lam, tau, *, personal, shared):
 def stepped(net, w, lr, loss):
     """One gradient step on every tensor the loss reaches."""
     leaves = {k: v.clone().requires_grad_() for k, v in w.items() if k in net.params}
-    found = torch.autograd.grad(loss({**w, **leaves}), list(leaves.values()), allow_unused=True)
-    moved = zip(leaves.items(), found, strict=True)
+    gradients = torch.autograd.grad(loss({**w, **leaves}), list(leaves.values()), allow_unused=True)
+    moved = zip(leaves.items(), gradients, strict=True)
     return {k: v.detach() - (0 if g is None else lr * g) for (k, v), g in moved}
 
 
@@ -194,9 +194,9 @@ def test_stagewise_and_simultaneous_steps_by_hand():
     on the features of the *stepped* f. Simultaneous: one step on all three losses, so f also
     follows h_s."""
     lr, data = 0.1, CLOUDS[0]
-    given = {"lam": 3.0, "batch_norm": False, "opt": Opt(lr=lr, batch=64)}
+    settings = {"lam": 3.0, "batch_norm": False, "opt": Opt(lr=lr, batch=64)}
     for training in ("stagewise", "simultaneous"):
-        game = Game(dualfed(training=training, **given), mlp(), data).round()
+        game = Game(dualfed(training=training, **settings), mlp(), data).round()
         net = game.program.nets[0]
         w = net.tree()
 
@@ -209,11 +209,11 @@ def test_stagewise_and_simultaneous_steps_by_hand():
             w = {**w, **part(once, "head")}
         else:
             w = stepped(net, w, lr, lambda tree: loss(tree, True, True))
-        found = {**game.own[0]["model"], **game.up[0].state["model"]}
-        assert found.keys() == w.keys()
+        trained = {**game.own[0]["model"], **game.up[0].state["model"]}
+        assert trained.keys() == w.keys()
         for k, v in w.items():
-            assert torch.allclose(found[k], v, atol=1e-6), (training, k)
-        assert not torch.allclose(found["body.0.weight"], net.tree()["body.0.weight"], atol=1e-3)
+            assert torch.allclose(trained[k], v, atol=1e-6), (training, k)
+        assert not torch.allclose(trained["body.0.weight"], net.tree()["body.0.weight"], atol=1e-3)
 
 
 def test_alternating_goes_epoch_by_epoch():
@@ -251,8 +251,8 @@ PATTERNS = {
 def test_what_travels_and_what_stays(name):
     """Every row of Tables 6 and 7; running statistics never leave, BatchNorm's weights go with
     their stage (this is not FedBN)."""
-    given, stages = PATTERNS[name]
-    game = Game(dualfed(**given), mlp(norm=True), *CLOUDS[:2]).rounds(2)
+    settings, stages = PATTERNS[name]
+    game = Game(dualfed(**settings), mlp(norm=True), *CLOUDS[:2]).rounds(2)
     net = game.program.nets[0]
     shared = {k for k in net.keys if k.split(".")[0] in stages} - net.match("@stats")
     assert ("body.1.weight" in shared) == ("body" in stages)
@@ -278,9 +278,9 @@ def test_position_of_the_global_classifier():
 
 def test_absent_clients_keep_everything_personal():
     game = Game(dualfed(), mlp(norm=True), *CLOUDS).round()
-    kept = clone(game.own[1]["model"])
+    before = clone(game.own[1]["model"])
     game.round(0, 2)
-    assert same(game.own[1]["model"], kept)
+    assert same(game.own[1]["model"], before)
     tree = game.site(1).w
     assert same({k: tree[k] for k in game.server["model"]}, game.server["model"])
 

@@ -78,13 +78,13 @@ def test_uploads_are_folded_in_id_order_whatever_order_they_arrive_in():
     program = Program(FedAvg(weighting="uniform"), point(0.0), 3)
     ups = [Up({"model": {"head.weight": torch.tensor([[v]], dtype=torch.float64)}}, 1)
            for v in (1e16, 1.0, -1e16)]  # fmt: skip
-    found = []
+    means = []
     for order in ([0, 1, 2], [0, 2, 1], [2, 1, 0]):
         r = Round(program, program.schedule(1)[0], initial_server(program), order)
         for cid in order:
             r.add(cid, ups[cid])
-        found.append(value(merge(r)["model"]))
-    assert found == [0.0, 0.0, 0.0]
+        means.append(value(merge(r)["model"]))
+    assert means == [0.0, 0.0, 0.0]
 
 
 def test_local_training_is_a_bare_loop_of_torch_bit_for_bit():

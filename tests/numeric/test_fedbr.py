@@ -54,8 +54,8 @@ def test_contrast_by_hand() -> None:
     """cos(z, p) = 1 and cos(z, n) = 1/sqrt(2), whatever the lengths; f1 = e^s, f2 = e^(s'/sqrt 2):
     -log f1/(f1 + f2) = log(1 + e^(s'/sqrt 2 - s))."""
     z, p, n = (torch.tensor([v]) for v in ([1.0, 0.0], [3.0, 0.0], [2.0, 2.0]))
-    found = pair_contrast(z, p, n, 0.5, 2.0).item()
-    assert found == pytest.approx(softplus(2 / sqrt(2) - 0.5), rel=1e-6)
+    loss = pair_contrast(z, p, n, 0.5, 2.0).item()
+    assert loss == pytest.approx(softplus(2 / sqrt(2) - 0.5), rel=1e-6)
     assert pair_contrast(z, p, n, 0.5).item() == pytest.approx(
         softplus(0.5 / sqrt(2) - 0.5), rel=1e-6
     )
@@ -320,10 +320,10 @@ def test_every_switch_trains_another_model() -> None:
         {"refresh": False},
         {"balanced": True},
     ]
-    found = [without_theta(trained(FedAvg() + FedBR(**s), norm=False)) for s in switches]
-    for i, a in enumerate(found):
+    models = [without_theta(trained(FedAvg() + FedBR(**s), norm=False)) for s in switches]
+    for i, a in enumerate(models):
         for j in range(i):
-            assert not same(a, found[j]), (switches[i], switches[j])
+            assert not same(a, models[j]), (switches[i], switches[j])
 
 
 def test_theta_moves_only_by_the_max_step() -> None:
@@ -386,14 +386,14 @@ def test_theta_is_averaged_with_the_model_also_where_the_head_is_personal() -> N
 def test_rsm_is_a_mean_of_rows() -> None:
     """The draw written out; and a client of one row has that row as its only mean."""
     split = Table(torch.tensor([[1.0], [2.0], [4.0], [8.0]]), torch.tensor([0, 0, 1, 1]))
-    found = sample_means(split, 3, 2, torch.Generator().manual_seed(1))
+    means = sample_means(split, 3, 2, torch.Generator().manual_seed(1))
     rows = torch.multinomial(
         torch.ones(4), 6, replacement=True, generator=torch.Generator().manual_seed(1)
     )
     expected = [
         [(split.rows[rows[2 * i]] + split.rows[rows[2 * i + 1]]).item() / 2] for i in range(3)
     ]
-    assert found.tolist() == expected
+    assert means.tolist() == expected
     single = Table(torch.tensor([[3.0, 5.0]]), torch.tensor([2]))
     assert sample_means(single, 2, 10, torch.Generator()).tolist() == [[3.0, 5.0]] * 2
 
@@ -445,9 +445,9 @@ def test_where_clients_fail_old_images_fill_the_batch() -> None:
     """Three shares of two, two clients silent: two new images, then four of the old."""
     old = torch.arange(6.0)[:, None]
     new = [torch.tensor([[10.0], [11.0]])]
-    found = pool_images(new, old, 6, generator("fill")).flatten().tolist()
-    assert sorted(found[:2]) == [10.0, 11.0]
-    assert found[2:] == [0.0, 1.0, 2.0, 3.0]
+    images = pool_images(new, old, 6, generator("fill")).flatten().tolist()
+    assert sorted(images[:2]) == [10.0, 11.0]
+    assert images[2:] == [0.0, 1.0, 2.0, 3.0]
     prog = Program(replace(FedAvg() + FedBR(images=6), opt=OPT), mlp(), 3)
     data = constant_clients(1.0, 2.0, 4.0)
     state = play(prog, data, prog.schedule(1)[:1])
@@ -491,8 +491,10 @@ def test_images_that_are_kept_do_what_images_sent_every_round_would() -> None:
     data = tables(9, 5, 6)
     state = play(prog, data, prog.schedule(1)[:1])
     for plan in train_plans(prog, 3):
-        nobody = {**state.server["fedbr"], "holders": torch.zeros(3, dtype=torch.bool)}
-        state = play(prog, data, [plan], replace(state, server=state.server | {"fedbr": nobody}))
+        never_sent = {**state.server["fedbr"], "holders": torch.zeros(3, dtype=torch.bool)}
+        state = play(
+            prog, data, [plan], replace(state, server=state.server | {"fedbr": never_sent})
+        )
         assert all("fedbr" in a.down.state for a in state.answers)
     assert same(state.server[METHOD], run(prog, data, 3).server[METHOD])
 
@@ -511,10 +513,12 @@ def test_mixture_by_hand(k: int, x: float, y: list[float]) -> None:
     """x_p = 2 and a batch of one image 6 of class 2, C = 4, uniform 1/4. K = 1: (2 + 6)/2 = 4 and
     (1/4 + 1)/2 = 5/8; K = 2: (2 + 12)/3 = 14/3 and (1/4 + 2)/3 = 3/4."""
     batch = (torch.tensor([[6.0]]), torch.tensor([2]))
-    found = mix_images(torch.tensor([[2.0]]), torch.full((1, 4), 0.25), batch, k, generator("mix"))
-    assert found[0].item() == pytest.approx(x)
-    assert found[1].tolist()[0] == pytest.approx(y)
-    assert found[1].sum().item() == pytest.approx(1)
+    x_p, y_p = mix_images(
+        torch.tensor([[2.0]]), torch.full((1, 4), 0.25), batch, k, generator("mix")
+    )
+    assert x_p.item() == pytest.approx(x)
+    assert y_p.tolist()[0] == pytest.approx(y)
+    assert y_p.sum().item() == pytest.approx(1)
 
 
 def test_mixture_takes_the_labels_the_loss_takes() -> None:

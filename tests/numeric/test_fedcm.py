@@ -122,9 +122,9 @@ def test_every_refused_name_is_that_of_a_part():
     """Not of a recipe: `ifca` is `hypcluster` by name, so naming it would refuse nothing."""
     parts: list = []
     for name in register:
-        made = register[name]()
-        alone = made.parts if isinstance(made, Method) else (made,)
-        parts += made if isinstance(made, tuple) else alone
+        built = register[name]()
+        alone = built.parts if isinstance(built, Method) else (built,)
+        parts += built if isinstance(built, tuple) else alone
     known = {part.name for part in parts}
     assert "ifca" not in known
     for part in parts:

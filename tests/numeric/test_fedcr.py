@@ -34,8 +34,8 @@ STILL = Opt(lr=0.0, epochs=1, batch=4)
 V, K = 4, 3
 
 
-def fedcr(**given):
-    return FedCR(**{"dim": V, "samples": 5, "opt": OPT, "beta": 0.1, **given})
+def fedcr(**settings):
+    return FedCR(**{"dim": V, "samples": 5, "opt": OPT, "beta": 0.1, **settings})
 
 
 # ------------------------------------------------------------------ Gaussians
@@ -72,12 +72,12 @@ def test_product_of_experts_is_the_product_of_densities():
     twice, or without it, it is not."""
     mean, deviation = gaussians(6, V, key=2)
     precision = deviation**-2
-    given = precision.sum(0), (precision * mean).sum(0)
+    experts = precision.sum(0), (precision * mean).sum(0)
     z = 3 * torch.randn(9, V, generator=generator("z"), dtype=torch.float64)
     target = log_product(z, mean, deviation)
-    assert is_constant(target - Normal(*product_of_experts(*given)).log_prob(z))
+    assert is_constant(target - Normal(*product_of_experts(*experts)).log_prob(z))
     for prior in (0.0, 2.0):
-        wrong = Normal(*product_of_experts(*given, prior_precision=prior)).log_prob(z)
+        wrong = Normal(*product_of_experts(*experts, prior_precision=prior)).log_prob(z)
         assert not is_constant(target - wrong, 1e-2)
 
 
@@ -89,7 +89,8 @@ def test_expected_likelihood_by_hand():
     (log 2 + log 4)/2 = 1.5 log 2, which is larger."""
     p = torch.tensor([[[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]])  # [n, S, K]
     y = torch.tensor([0])
-    expected, mean = (FedCR(likelihood=way)._misfit(p.log(), y) for way in ("expected", "mean"))
+    expected = FedCR(likelihood="expected")._negative_log_likelihood(p.log(), y)
+    mean = FedCR(likelihood="mean")._negative_log_likelihood(p.log(), y)
     assert float(expected) == pytest.approx(math.log(8 / 3))
     assert float(mean) == pytest.approx(1.5 * math.log(2))
 
@@ -104,14 +105,14 @@ def test_loss_is_misfit_plus_beta_times_the_mean_divergence():
     with rng_scope("forward"):
         b.out = s.net(s.w, b.x)
     mean, deviation = b.out["gauss"].unbind(1)
-    given = s.down["fedcr"]
+    per_class = s.down["fedcr"]
     divergence = kl_divergence(
-        Normal(given["mu"][b.y], given["sigma"][b.y]), Normal(mean, deviation)
+        Normal(per_class["mu"][b.y], per_class["sigma"][b.y]), Normal(mean, deviation)
     )
     p = b.out["head"].softmax(-1)[torch.arange(6), :, b.y]  # [n, S]
     expected = -p.mean(1).log().mean() + 0.3 * divergence.sum(1).mean()
     assert float(s.method.loss(b, s)) == pytest.approx(float(expected), rel=1e-5)
-    assert (given["mu"][:2] != 0).any()  # not only the prior
+    assert (per_class["mu"][:2] != 0).any()  # not only the prior
 
 
 def test_prediction_averages_probabilities_or_logits():
@@ -152,11 +153,11 @@ def test_the_servers_gaussians_are_products_over_samples_clients_and_one_prior()
     y = torch.cat([data.train.y for data in CLOUDS])
     out = torch.cat([features(net, game.site(i).w, d, "gauss") for i, d in enumerate(CLOUDS)])
     mean, deviation = out.double().unbind(1)
-    found = {k: v.double() for k, v in game.server["fedcr"].items()}
+    per_class = {k: v.double() for k, v in game.server["fedcr"].items()}
     z = torch.randn(5, V, generator=generator("z"), dtype=torch.float64)
     for c in range(K):
         target = log_product(z, mean[y == c], deviation[y == c])
-        result = Normal(found["mu"][c], found["sigma"][c]).log_prob(z)
+        result = Normal(per_class["mu"][c], per_class["sigma"][c]).log_prob(z)
         assert is_constant(target - result, 1e-4 * float(target.abs().max()))
 
 
@@ -234,10 +235,10 @@ def test_later_epochs_overwrite_earlier_ones():
     def of(tree):
         return per_class(CLOUDS[0], features(net, {**net.tree(), **tree}, CLOUDS[0], "gauss"))
 
-    found = two.up[0].state["fedcr"]
-    assert close(found, of(one.up[0].state["model"]))
-    assert not close(found, of({}))
-    assert not close(found, of(two.up[0].state["model"]))
+    uploaded = two.up[0].state["fedcr"]
+    assert close(uploaded, of(one.up[0].state["model"]))
+    assert not close(uploaded, of({}))
+    assert not close(uploaded, of(two.up[0].state["model"]))
 
 
 def test_a_sample_left_out_of_the_last_epoch_keeps_its_latest_gaussian():
@@ -395,8 +396,8 @@ def test_degenerate_fedcr_is_fedper(samples, outputs, exact):
 def test_noise_or_alignment_end_the_equality():
     """The reduction above is not vacuous: with sigma or beta the model is another one."""
 
-    def body(**given):
-        return Game(fedcr(**given), mlp(), *CLOUDS).rounds(2).server["model"]["body.0.weight"]
+    def body(**settings):
+        return Game(fedcr(**settings), mlp(), *CLOUDS).rounds(2).server["model"]["body.0.weight"]
 
     plain = body(beta=0.0, sigma=0.0)
     assert not torch.allclose(body(beta=0.0, sigma=0.3), plain, atol=1e-4)
@@ -435,8 +436,8 @@ def test_any_body_will_do():
     with rng_scope("maps"):
         head = nn.Sequential(nn.Flatten(), nn.Linear(2 * 3 * 3, K))
         net = Net((1, 5, 5), body=nn.Conv2d(1, 2, 3), head=head)
-    made = Program(fedcr(), net, 1).nets[0]
-    assert made(made.tree(), torch.zeros(2, 1, 5, 5))["head"].shape == (2, 5, K)
+    extended = Program(fedcr(), net, 1).nets[0]
+    assert extended(extended.tree(), torch.zeros(2, 1, 5, 5))["head"].shape == (2, 5, K)
 
 
 def test_settings_that_make_no_sense_are_refused():

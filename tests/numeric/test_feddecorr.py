@@ -64,14 +64,14 @@ def test_few_rows_of_many_dimensions(published):
     z = torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     z.requires_grad_()
     n, d = z.shape
-    found = correlation(z, published)
+    value = correlation(z, published)
     k = torch.corrcoef(z.T)
     if published:
         expected = (n - 1) ** 2 / n * (k.square().sum() - d) / (d * (d - 1))
     else:
         expected = k.square().sum() / d**2
-    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    (a,), (b,) = (torch.autograd.grad(loss, z) for loss in (found, expected))
+    assert value.item() == pytest.approx(expected.item(), rel=1e-6)
+    (a,), (b,) = (torch.autograd.grad(loss, z) for loss in (value, expected))
     assert torch.allclose(a, b, rtol=1e-5, atol=1e-7)
 
 

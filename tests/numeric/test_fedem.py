@@ -40,13 +40,13 @@ def client(labels=LABELS):
     return rows([[1.0]] * len(labels), labels, classes=2)
 
 
-def begun(lr=0.0, epochs=1, data=(), members=None, **how) -> Game:
+def two_learners(lr=0.0, epochs=1, data=(), members=None, **how) -> Game:
     """The two learners above; with lr = 0 they stay as they are."""
     method = FedEM(learners=2, opt=Opt(lr=lr, batch=64, epochs=epochs), **how)
     game = Game(method, identity(1, 2), *(data or (client(),)), members=members)
-    held = game.server["model"]
-    held["body_2.weight"] = torch.ones(1, 1)
-    held |= {k: torch.tensor(v)[:, None] for k, v in START.items()}
+    model = game.server["model"]
+    model["body_2.weight"] = torch.ones(1, 1)
+    model |= {k: torch.tensor(v)[:, None] for k, v in START.items()}
     return game
 
 
@@ -64,14 +64,14 @@ def test_responsibilities_by_hand():
 
 def test_weights_are_kept_between_rounds():
     """1/2 -> 5/8 -> 5/7; from the uniform mixture every round would give 5/8 again."""
-    game = begun().round()
+    game = two_learners().round()
     assert pi(game.own[0]) == pytest.approx([5 / 8, 3 / 8], abs=1e-6)
     game.round()
     assert pi(game.own[0]) == pytest.approx([5 / 7, 2 / 7], abs=1e-6)
 
 
 def test_a_client_that_is_away_keeps_its_weights():
-    game = begun(data=(client(), client((1, 1)))).round(0).round(1)
+    game = two_learners(data=(client(), client((1, 1)))).round(0).round(1)
     assert pi(game.own[0]) == pytest.approx([5 / 8, 3 / 8], abs=1e-6)
     assert pi(game.own[1]) == pytest.approx([1 / 4, 3 / 4], abs=1e-6)
 
@@ -79,7 +79,7 @@ def test_a_client_that_is_away_keeps_its_weights():
 def test_prediction_mixes_probabilities_by_the_kept_weights():
     """After two rounds p(0) = 5/7 * 3/4 + 2/7 * 1/4 = 17/28. Uniform weights would say 1/2, mixed
     logits 3^{5/7}/(3^{5/7} + 3^{2/7}) = 0.616."""
-    game = begun().round().round()
+    game = two_learners().round().round()
     site = game.site(0)
     p = site.method.predict(site.net, site.method.personalize(site), torch.ones(1, 1))
     assert p[0].tolist() == pytest.approx([17 / 28, 11 / 28], abs=1e-6)
@@ -90,35 +90,35 @@ def test_one_step_by_hand():
     Learner 1: (3 * 3/4 * (-1/4) + 1/4 * 3/4)/4 = -3/32; unweighted it would be 0, and over
     sum_j q_j in place of n -3/20. Learner 2: (3 * 1/4 * (-3/4) + 3/4 * 1/4)/4 = -3/32.
     lr = 1: the logit of class 0 rises by 3/32, that of class 1 falls by as much."""
-    held = begun(lr=1.0).round().server["model"]
+    model = two_learners(lr=1.0).round().server["model"]
     for k, v in START.items():
         expected = [v[0] + 3 / 32, v[1] - 3 / 32]
-        assert held[k].flatten().tolist() == pytest.approx(expected, abs=1e-6)
+        assert model[k].flatten().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 def test_responsibilities_hold_still_during_a_round():
     """However many epochs move the learners: pi is that of the received ones."""
-    game = begun(lr=0.5, epochs=3).round()
+    game = two_learners(lr=0.5, epochs=3).round()
     assert pi(game.own[0]) == pytest.approx([5 / 8, 3 / 8], abs=1e-6)
 
 
 def test_learners_are_averaged_by_samples():
     """Four rows as above; one row of class 1: q = (1/4, 3/4), gradient of the logit of class 0
     1/4 * 3/4 = 3/16. By n: (4 * (-3/32) + 3/16)/5 = -3/80."""
-    held = begun(lr=1.0, data=(client(), client((1,)))).round().server["model"]
-    assert held["head.weight"][0, 0].item() == pytest.approx(log(3) + 3 / 80, abs=1e-6)
+    model = two_learners(lr=1.0, data=(client(), client((1,)))).round().server["model"]
+    assert model["head.weight"][0, 0].item() == pytest.approx(log(3) + 3 / 80, abs=1e-6)
 
 
 def test_newcomers_find_their_weights_and_members_begin_evenly():
     """Ten steps of pi <- (3 q_0 + q_1)/4, q_0 = 3 pi/(2 pi + 1), q_1 = pi/(3 - 2 pi)."""
-    game = begun(data=(client(), client()), members=1)
+    game = two_learners(data=(client(), client()), members=1)
     weight = 0.5
     for _ in range(NEWCOMER_STEPS):
         weight = (9 * weight / (2 * weight + 1) + weight / (3 - 2 * weight)) / 4
-    found = [weight, 1 - weight]
+    expected = [weight, 1 - weight]
     for cid in (0, 1):  # neither has trained
         site = game.site(cid)
-        assert pi(site.method.personalize(site)) == pytest.approx(found, abs=1e-5)
+        assert pi(site.method.personalize(site)) == pytest.approx(expected, abs=1e-5)
         site.method.local(site)
         one_more = (9 * weight / (2 * weight + 1) + weight / (3 - 2 * weight)) / 4
         trained = pi(site.own)[0]
@@ -132,33 +132,35 @@ def test_newcomers_find_their_weights_and_members_begin_evenly():
 def test_a_member_that_was_never_sampled_is_tested_as_a_newcomer(adapt_epochs):
     """All its labels are 1: pi moves to learner 2, where equal weights would say (1/2, 1/2). With
     q_1 = pi/(3 - 2 pi) for learner 1, ten steps from 1/2, fine-tuned eleven."""
-    game = begun(data=(client(), client((1, 1))), adapt_epochs=adapt_epochs).round(0).round(0)
+    game = (
+        two_learners(data=(client(), client((1, 1))), adapt_epochs=adapt_epochs).round(0).round(0)
+    )
     assert 1 not in game.own
     weight = 0.5
     for _ in range(NEWCOMER_STEPS + adapt_epochs):
         weight = weight / (3 - 2 * weight)
     if adapt_epochs:
-        found = game.adapt().own[1]["final/fedem"]["pi"].tolist()
+        weights = game.adapt().own[1]["final/fedem"]["pi"].tolist()
     else:
         site = game.site(1)
-        found = pi(site.method.personalize(site))
-    assert found == pytest.approx([weight, 1 - weight], abs=1e-6)
+        weights = pi(site.method.personalize(site))
+    assert weights == pytest.approx([weight, 1 - weight], abs=1e-6)
 
 
 def test_fine_tuning_is_a_further_em_step_that_only_the_final_model_sees():
     """Kept 5/8 after round 1; the final state has 5/7, and with lr > 0 other learners than the
     server's."""
-    game = begun(adapt_epochs=2).round().adapt()
+    game = two_learners(adapt_epochs=2).round().adapt()
     assert pi(game.own[0]) == pytest.approx([5 / 8, 3 / 8], abs=1e-6)
     assert game.own[0]["final/fedem"]["pi"].tolist() == pytest.approx([5 / 7, 2 / 7], abs=1e-6)
-    game = begun(lr=0.5, adapt_epochs=2).round().adapt()
+    game = two_learners(lr=0.5, adapt_epochs=2).round().adapt()
     final = game.own[0]["final/model"]
     assert all(not torch.equal(final[k], v) for k, v in game.server["model"].items())
     assert not FedEM().adapt
 
 
 def test_traffic_is_m_models_and_never_pi():
-    game = begun().round()
+    game = two_learners().round()
     assert game.up[0].state.keys() == game.down[0].state.keys() == {"model"}
     assert nbytes(game.up[0].state) == 2 * nbytes({"model": identity(1, 2).tree()})
     assert game.own[0].keys() == {"fedem"}
@@ -177,12 +179,12 @@ def test_learners_begin_apart_and_all_of_them_train():
     net = mlp(norm=True)
     net.shape_of("head")  # a net that has run
     program = Program(FedEM(opt=SLOW), net, 1)
-    made = program.nets[0]
-    assert len(made.params) == 3 * len(net.params)
-    start = made.tree()
+    extended = program.nets[0]
+    assert len(extended.params) == 3 * len(net.params)
+    start = extended.tree()
     assert len({float(start[f"body{tag}.0.weight"][0, 0]) for tag in ("", "_2", "_3")}) == 3
     end = run(program, tables(9), rounds=1).server["model"]
-    assert all(not torch.equal(end[k], start[k]) for k in made.keys)
+    assert all(not torch.equal(end[k], start[k]) for k in extended.keys)
 
 
 def test_twins_keep_ties_and_frozen_tensors():

@@ -41,11 +41,11 @@ SIMPLEX = torch.tensor([[2.0, -1.0, -1.0], [-1.0, 2.0, -1.0], [-1.0, -1.0, 2.0]]
 COUNTS = rows([[1.0, 0.0, 0.0]] * 5, [0, 0, 0, 1, 1], K)  # class 2 is absent
 
 
-def standing(length: float = 1.0, **given) -> Game:
+def standing(length: float = 1.0, **settings) -> Game:
     """Five rows at vertex 0, counts (3, 2, 0), g(f(x)) = x, beta 2, and a rate of zero: cosines
     are (1, -1/2, -1/2), logits (2, -1, -1), and the logged loss is (3 l_0 + 2 l_1)/5."""
     data = rows((length * SIMPLEX[:1]).expand(5, 3).tolist(), [0, 0, 0, 1, 1], K)
-    method = FedETF(beta=2.0, opt=Opt(lr=0.0, epochs=1, batch=64), **given)
+    method = FedETF(beta=2.0, opt=Opt(lr=0.0, epochs=1, batch=64), **settings)
     game = Game(method, identity(3, K), data)
     game.server["model"] |= {
         "projection.1.weight": torch.eye(3),
@@ -61,19 +61,19 @@ def test_balanced_feature_loss_by_hand(length, gamma, weights):
     """p_0 = 3^g e^2 / (3^g e^2 + 2^g e^-1), class 2 having no part in it; lengths do not count."""
     a, b = weights[0] * exp(2), weights[1] * exp(-1)
     expected = -(3 * log(a / (a + b)) + 2 * log(b / (a + b))) / 5
-    found = standing(length, gamma=gamma).round().up[0].metrics["loss"]
-    assert found == pytest.approx(expected, abs=1e-5)
+    loss = standing(length, gamma=gamma).round().up[0].metrics["loss"]
+    assert loss == pytest.approx(expected, abs=1e-5)
 
 
 def test_personal_training_is_balanced_first_and_plain_then():
     """Balanced: as above. Plain: l_y = log(e^2 + 2 e^-1) - logit_y, with class 2: logits average
     (3 * 2 - 2)/5 = 4/5. The loss logged is that of the last phase."""
     a, b = 3 * exp(2), 2 * exp(-1)
-    found = standing(alternations=0).adapt().up[0].metrics["loss"]
-    assert found == pytest.approx(-(3 * log(a / (a + b)) + 2 * log(b / (a + b))) / 5, abs=1e-5)
+    loss = standing(alternations=0).adapt().up[0].metrics["loss"]
+    assert loss == pytest.approx(-(3 * log(a / (a + b)) + 2 * log(b / (a + b))) / 5, abs=1e-5)
     still = {"alternations": 1, "simplex_lr": 0.0, "projection_lr": 0.0}
-    found = standing(**still).adapt().up[0].metrics["loss"]
-    assert found == pytest.approx(log(exp(2) + 2 * exp(-1)) - 4 / 5, abs=1e-5)
+    loss = standing(**still).adapt().up[0].metrics["loss"]
+    assert loss == pytest.approx(log(exp(2) + 2 * exp(-1)) - 4 / 5, abs=1e-5)
 
 
 def test_the_temperature_is_trained():

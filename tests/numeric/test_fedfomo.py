@@ -38,7 +38,7 @@ def fomo(others=2, epsilon=0.0, **more):
     return FedFomo(models=others + 1, epsilon=epsilon, opt=full(0.25), **more)
 
 
-def held(play, *values):
+def on_server(play, *values):
     """Put these models on the server, as if everybody had answered."""
     mine = play.server["fedfomo"]
     mine["head.weight"] = torch.tensor(values).double().reshape(-1, 1, 1)
@@ -99,7 +99,7 @@ def test_a_training_that_did_harm_is_undone(baseline, w):
 def test_weights_are_by_loss_over_distance():
     """theta = 16, a = 0, offered 8 and 12: u = (128 - 32)/8 = 12 and (128 - 72)/4 = 14, so
     theta = (12 * 8 + 14 * 12)/26. Without the distance it would be (96 * 8 + 56 * 12)/152."""
-    play = held(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 99.0, 8.0, 12.0)
+    play = on_server(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 99.0, 8.0, 12.0)
     site = play.site(0)
     assert value(site.w) == pytest.approx((12 * 8 + 14 * 12) / 26, abs=1e-12)
     assert sorted(site.memo["fedfomo"].tolist()) == [0.0, 12.0, 14.0]
@@ -131,17 +131,19 @@ def test_the_distance_is_not_over_running_statistics():
     mine["answered"] = torch.ones(2, dtype=torch.bool)
     r = Round(program, program.schedule(1)[0], server)
     site = Site(Visit(program, 0, data, send(r, 0)))
-    here, there = (
+    loss_of_own, loss_of_other = (
         site.task.loss(site.scan("head", w, data.val), data.val.y)
         for w in (site.net.tree(), {k: mine[k][1] for k in site.net.keys})
     )
-    assert abs(here - there) > 0.01
-    assert float(site.memo["fedfomo"][1]) == pytest.approx(float(here - there) / 5, rel=1e-4)
+    assert abs(loss_of_own - loss_of_other) > 0.01
+    assert float(site.memo["fedfomo"][1]) == pytest.approx(
+        float(loss_of_own - loss_of_other) / 5, rel=1e-4
+    )
 
 
 def test_a_model_that_is_ones_own_is_worth_nothing():
     """0/0 must not spoil the others: offered 16 and 8."""
-    play = held(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 0.0, 16.0, 8.0)
+    play = on_server(Play(fomo(), point(16.0), rows(0.0), rows(0.0), rows(0.0)), 0.0, 16.0, 8.0)
     site = play.site(0)
     assert sorted(site.memo["fedfomo"].tolist()) == [0.0, 0.0, 12.0]
     assert value(site.w) == 8.0
@@ -155,7 +157,7 @@ def sent(play, cid, t=1):
 def test_the_server_sends_the_models_of_highest_affinity_and_never_ones_own():
     """Row 0 of P is (9, 1, 3, 2, 0): clients 2 and 3. Where 2 has not answered, 1 and 3; with
     four others all that have answered. A newcomer may get any, and client 0 too."""
-    play = held(Play(fomo(), point(16.0), *[rows(0.0)] * 5), *[1.0] * 5)
+    play = on_server(Play(fomo(), point(16.0), *[rows(0.0)] * 5), *[1.0] * 5)
     play.server["fedfomo"]["affinity"][0] = torch.tensor([9.0, 1.0, 3.0, 2.0, 0.0])
     assert sent(play, 0) == [2, 3]
     play.server["fedfomo"]["answered"][2] = False
@@ -186,7 +188,7 @@ def test_epsilon_greedy_explores_as_often_as_it_should():
 def test_epsilon_falls_to_nothing():
     """epsilon = 1, falling by 1/2: round 1 all at random, from round 3 on the best two."""
     method = fomo(epsilon=1.0, epsilon_decay=0.5)
-    play = held(Play(method, point(16.0), *[rows(0.0)] * 9), *[1.0] * 9)
+    play = on_server(Play(method, point(16.0), *[rows(0.0)] * 9), *[1.0] * 9)
     play.server["fedfomo"]["affinity"] = torch.arange(9.0).expand(9, 9).clone()
     wanted = {cid: [j for j in (8, 7, 6) if j != cid][:2] for cid in range(9)}
     greedy = {t: sum(sent(play, cid, t) == sorted(wanted[cid]) for cid in range(9)) for t in (1, 3)}
@@ -230,7 +232,9 @@ def test_a_given_validation_split_is_used_and_all_training_rows_train():
     """Trained towards a = 0, validated against 32: of 20 and 8 the model 20 helps."""
     data = rows(0.0, n=5)
     data = replace(data, val=rows(32.0).train)
-    play = held(Play(fomo() + SeenRows(), point(16.0), data, rows(0.0), rows(0.0)), 0.0, 20.0, 8.0)
+    play = on_server(
+        Play(fomo() + SeenRows(), point(16.0), data, rows(0.0), rows(0.0)), 0.0, 20.0, 8.0
+    )
     assert value(play.site(0).w) == 20.0
     SeenRows.seen.clear()
     play.round(0)

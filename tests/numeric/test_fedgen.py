@@ -26,22 +26,22 @@ OPT = Opt(lr=0.1, epochs=2, batch=4)
 K = 3
 
 
-def fedgen(opt: Opt = OPT, **given):
+def fedgen(opt: Opt = OPT, **settings):
     small = {"noise": 2, "hidden": 4, "steps": 3, "batch": 8, "server_batch": 16}
-    return FedAvg(opt=opt) + FedGen(**{**small, **given})
+    return FedAvg(opt=opt) + FedGen(**{**small, **settings})
 
 
 # ------------------------------------------------------------------ the client's side
 
 
-def table_game(counts, opt: Opt, **given) -> Game:
+def table_game(counts, opt: Opt, **settings) -> Game:
     """A generator that makes 2 e_y of label y whatever the noise, a net whose features are x and
     whose head is the identity, one client of a single row x = 0 of class 0."""
     body, head = nn.Linear(K, K, bias=False), nn.Linear(K, K, bias=False)
     nn.init.eye_(body.weight), nn.init.eye_(head.weight)
     data = rows([[0.0] * K], [0], K)
     net = Net((K,), body=body, head=head)
-    game = Game(fedgen(opt, hidden=K, **given), net, data)
+    game = Game(fedgen(opt, hidden=K, **settings), net, data)
     game.server["fedgen"] = {
         "below.weight": torch.cat([2 * torch.eye(K), torch.zeros(K, 2)], dim=1),
         "below.bias": torch.zeros(K),
@@ -131,11 +131,11 @@ def test_heads_are_weighted_by_their_counts_of_the_label():
     counts 3 : 3 as well. y = 1: the second head alone, log(1 + e^-4)."""
     logits = torch.tensor([[[4.0, 0.0]] * 2, [[0.0, 4.0]] * 2])
     y, counts = torch.tensor([0, 1]), torch.tensor([[3.0, 0.0], [1.0, 2.0]])
-    found = FedGen()._misfit(logits, y, counts)
-    assert float(found) == pytest.approx((log(1 + exp(-2)) + log(1 + exp(-4))) / 2, abs=1e-6)
-    found = FedGen(ensemble="losses")._misfit(logits, y, counts)
+    loss = FedGen()._ensemble_loss(logits, y, counts)
+    assert float(loss) == pytest.approx((log(1 + exp(-2)) + log(1 + exp(-4))) / 2, abs=1e-6)
+    loss = FedGen(ensemble="losses")._ensemble_loss(logits, y, counts)
     first = 0.75 * log(1 + exp(-4)) + 0.25 * log(1 + exp(4))
-    assert float(found) == pytest.approx((first + log(1 + exp(-4))) / 2, abs=1e-6)
+    assert float(loss) == pytest.approx((first + log(1 + exp(-4))) / 2, abs=1e-6)
 
 
 def test_a_server_step_by_hand():
@@ -172,17 +172,18 @@ def test_the_generator_learns_what_the_heads_know():
     """From chance to features that the clients' heads tell apart: without eta the loss on fresh
     noise falls below a tenth."""
     game = Game(fedgen(steps=150, lr=0.03, eta=0.0, hidden=16), mlp(), *CLOUDS).round()
-    given, net, term = game.server["fedgen"], game.program.nets[0], game.program.method.terms[0]
+    trained, net, term = game.server["fedgen"], game.program.nets[0], game.program.method.terms[0]
     gen = torch.Generator().manual_seed(5)
-    y = torch.multinomial(given["counts"], 200, replacement=True, generator=gen)
-    z, _ = term._generated(net, given, y, gen)
+    y = torch.multinomial(trained["counts"], 200, replacement=True, generator=gen)
+    z, _ = term._generate(net, trained, y, gen)
     heads = [up.state["model"] for up in game.up.values()]
     counts = torch.stack([up.state["fedgen"]["counts"] for up in game.up.values()])
-    logits = torch.stack([net.stage(head, "head", z) for head in heads])
-    start = {**net.tools["fedgen"].state_dict(), "counts": given["counts"]}
-    z_0, _ = term._generated(net, start, y, gen)
+    after = torch.stack([net.stage(head, "head", z) for head in heads])
+    start = {**net.tools["fedgen"].state_dict(), "counts": trained["counts"]}
+    z_0, _ = term._generate(net, start, y, gen)
     before = torch.stack([net.stage(head, "head", z_0) for head in heads])
-    assert float(term._misfit(logits, y, counts)) < 0.1 < float(term._misfit(before, y, counts))
+    assert float(term._ensemble_loss(after, y, counts)) < 0.1
+    assert float(term._ensemble_loss(before, y, counts)) > 0.1
 
 
 def test_adam_by_hand():
@@ -203,7 +204,7 @@ def test_eta_keeps_generated_features_apart():
         game = Game(fedgen(steps=80, lr=0.03, eta=eta), mlp(), *CLOUDS).round()
         net, term = game.program.nets[0], game.program.method.terms[0]
         y = torch.ones(100, dtype=torch.long)
-        z, _ = term._generated(net, game.server["fedgen"], y, torch.Generator().manual_seed(1))
+        z, _ = term._generate(net, game.server["fedgen"], y, torch.Generator().manual_seed(1))
         spreads.append(float(z.std(0).mean()))
     assert spreads[1] > 2 * spreads[0]
 
@@ -248,13 +249,13 @@ def test_features_may_be_maps():
     head = nn.Sequential(nn.Flatten(), nn.Linear(2 * 3 * 3, K))
     net = Net((1, 5, 5), body=nn.Conv2d(1, 2, 3), head=head)
     game = Game(fedgen(), net, *CLOUDS)
-    made = game.program.nets[0]
+    extended = game.program.nets[0]
     y = torch.tensor([0, 1])
-    z, _ = game.program.method.terms[0]._generated(
-        made, game.server["fedgen"], y, torch.Generator().manual_seed(0)
+    z, _ = game.program.method.terms[0]._generate(
+        extended, game.server["fedgen"], y, torch.Generator().manual_seed(0)
     )
     assert z.shape == (2, 2, 3, 3)
-    assert made.stage(made.tree(), "head", z).shape == (2, K)
+    assert extended.stage(extended.tree(), "head", z).shape == (2, K)
 
 
 SMALL = "fedgen(steps=3, server_batch=8, hidden=4)"

@@ -58,7 +58,7 @@ def loss_of(lam, x=X, y=Y, x_mean=X_MEAN, y_mean=Y_MEAN, rows=W):
 def test_loss_by_hand():
     """W = I, x = 0: p = (1/2, 1/2), both cross-entropies are ln 2; y = 0: the slope is
     (-1/2, 1/2), xbar = (1, 3): lam (-1/2 + 3/2) = lam."""
-    found = loss_of(
+    loss = loss_of(
         0.25,
         doubles([0.0, 0.0]),
         torch.tensor([0]),
@@ -66,7 +66,7 @@ def test_loss_by_hand():
         doubles([0.5, 0.5]),
         ([1.0, 0.0], [0.0, 1.0]),
     )
-    assert found == pytest.approx(log(2) + 0.25, rel=1e-6)
+    assert loss == pytest.approx(log(2) + 0.25, rel=1e-6)
 
 
 def test_proposition_1():
@@ -110,9 +110,9 @@ def test_a_step_differentiates_the_slope():
     net = Net((4,), body=nn.Sequential(nn.Linear(4, 5), nn.Tanh()), head=nn.Linear(5, 3))
     rows = table(6)
     x_mean, y_mean = torch.tensor([[1.0, -2.0, 0.5, 3.0]]), torch.tensor([[0.2, 0.2, 0.6]])
-    given = (rows.rows, rows.y, x_mean, y_mean)
-    up = visit(FedMix(lam=0.2), net, *given, Opt(lr=0.5, batch=6))
-    expected = bare_step(*given, net.tree(), 0.2, 0.5)
+    data = (rows.rows, rows.y, x_mean, y_mean)
+    up = visit(FedMix(lam=0.2), net, *data, Opt(lr=0.5, batch=6))
+    expected = bare_step(*data, net.tree(), 0.2, 0.5)
     for k, v in expected.items():
         assert torch.allclose(up.state["model"][k], v, atol=1e-6), k
 
@@ -124,8 +124,8 @@ def test_one_mean_per_batch_or_per_sample():
     for per in ("batch", "sample"):
         Watch.seen.clear()
         term = FedMix(lam=0.5, per=per)
-        given = (rows.rows, rows.y, torch.zeros(2, 4), y_mean)
-        visit(term, mlp(), *given, Opt(lr=0.0, batch=12, epochs=8))
+        data = (rows.rows, rows.y, torch.zeros(2, 4), y_mean)
+        visit(term, mlp(), *data, Opt(lr=0.0, batch=12, epochs=8))
         shares = [b.target - 0.5 * F.one_hot(b.y, 3) for b in Watch.seen]
         picked[per] = [len(share.unique(dim=0)) for share in shares]
         assert all(torch.equal(b.y, rows.y[b.idx]) for b in Watch.seen)
@@ -139,19 +139,19 @@ def test_one_mean_per_batch_or_per_sample():
 def test_means_are_of_disjoint_groups_that_hold_all_rows():
     """23 rows in two groups: 12 and 11, whose means weigh up to the mean of all."""
     x, y = torch.arange(23.0)[:, None], torch.arange(23) % 3
-    found = mean_data(Table(x, y), means=2, of=10, classes=3, gen=generator("means"))
-    assert found["size"].tolist() == [12, 11]
-    total = (found["size"][:, None] * found["x"]).sum(0)
+    means = mean_data(Table(x, y), means=2, of=10, classes=3, gen=generator("means"))
+    assert means["size"].tolist() == [12, 11]
+    total = (means["size"][:, None] * means["x"]).sum(0)
     assert total.tolist() == pytest.approx([253.0])
-    assert (found["size"][:, None] * found["y"]).sum(0).tolist() == pytest.approx([8, 8, 7])
-    assert found["x"][0] != pytest.approx(5.5)  # not the rows in their order
+    assert (means["size"][:, None] * means["y"]).sum(0).tolist() == pytest.approx([8, 8, 7])
+    assert means["x"][0] != pytest.approx(5.5)  # not the rows in their order
 
 
 @pytest.mark.parametrize(("n", "sizes"), [(9, [0, 0]), (10, [10, 0]), (19, [19, 0]), (1, [0, 0])])
 def test_no_mean_of_fewer_samples_than_asked(n, sizes):
-    found = mean_data(table(n), means=2, of=10, classes=3, gen=generator("few"))
-    assert found["size"].tolist() == sizes
-    assert found["x"].shape == (2, 4)
+    means = mean_data(table(n), means=2, of=10, classes=3, gen=generator("few"))
+    assert means["size"].tolist() == sizes
+    assert means["x"].shape == (2, 4)
 
 
 def test_the_server_collects_them_once_and_every_client_keeps_them():

@@ -6,10 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, stage_of
 from fedloom.core.sgd import SGD
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -19,24 +23,26 @@ from fedloom.methods import register
 class APFL(Method):
     """Adaptive personalized federated learning (Deng et al., 2020, Algorithm 1).
 
-    Beside the global w client i keeps v_i and alpha_i; its personal model is the mixture
-    m = alpha v + (1 - alpha) w. Each local step, all gradients at the values before it::
+    Beside the global model w, client i keeps a model v_i and a number alpha_i. Its personal model
+    is the mixture m = alpha v + (1 - alpha) w. In each local step all gradients are taken before
+    anything moves::
 
-        w         w - lr grad f(w)                                          FedAvg's part
+        w         w - lr grad f(w)                                          as in FedAvg
         v         v - lr alpha grad f(m)                                    the gradient in v
         alpha     alpha - lr <grad f(m), v - w>, kept in [0, 1]             the gradient in alpha
-        server    w <- mean over the cohort, all clients alike
+        server    w <- mean over the cohort, every client with the same weight
         at a test alpha v + (1 - alpha) w, with the w just received
 
-    Hyper-parameters: `alpha` 0.5, where it begins (FedPAC: 0.25 of {0.25, 0.5, 0.75});
-    `learn_alpha` False: it stays there.
+    Hyper-parameters: `alpha` 0.5 is the value it begins at (FedPAC: 0.25, chosen from {0.25, 0.5,
+    0.75}); with `learn_alpha` False it stays at that value.
 
     Deviations: alpha moves at every step; the published code moves it once a round. v is trained by
-    the run's optimiser, like w. The mixture has BatchNorm statistics of its own, kept beside v, so
-    w is FedAvg's to the bit where neither layers nor terms draw. v_i begins as the first global
-    model the client receives. Terms see w and the mixture in turn: MeanRegularization with mu < 1
-    runs one mean over both. Gradient corrections are for w alone; the mixture reads a copy of what
-    a term trains itself (FedBR's projection).
+    the run's optimiser, as w is. The mixture has BatchNorm statistics of its own, which are kept
+    with v; so w is equal to FedAvg's to the bit, unless layers or terms draw random numbers. v_i
+    begins as the first global model that the client receives. A term is asked for the gradient at w
+    and for the one at the mixture in turn, so MeanRegularization with mu < 1 runs one mean over
+    both. Terms that correct gradients correct w's only. Of tensors that a term trains by itself
+    (FedBR's projection) the mixture reads a copy of w's.
 
     Leaves the client: w; never v or alpha.
 
@@ -50,45 +56,71 @@ class APFL(Method):
     alpha: float = 0.5
     learn_alpha: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise BadInput(f"apfl: alpha must be between 0 and 1, got {self.alpha:g}")
 
-    def client_init(self, s):
-        apart = {t.name for t in self.terms if not t.train}
-        v = {k: x for k, x in s.start.items() if s.net.owner[stage_of(k)] not in apart}
-        return {**super().client_init(s), self.name: {**v, "alpha": torch.tensor(self.alpha)}}
+    def client_init(self, s: Site) -> State:
+        """v_i and alpha_i; v_i has no copy of the tensors that a term trains by itself."""
+        self_training = {term.name for term in self.terms if not term.train}
+        v = {k: x for k, x in s.start.items() if s.net.owner[stage_of(k)] not in self_training}
+        personal = {**v, "alpha": torch.tensor(self.alpha)}
+        return {**super().client_init(s), self.name: personal}
 
-    def _mixture(self, s):
-        """alpha v + (1 - alpha) w at the parameters and v's statistics; a copy of w's tensor where
-        a term trains it."""
-        mine, mixed = s.own[self.name], {}
-        for k, w in s.w.items():
-            x = mine.get(k, w.detach().clone())
-            blend = k in mine and k in s.net.params
-            mixed[k] = torch.lerp(w.detach(), x, mine["alpha"].to(x)) if blend else x
-        return mixed
+    def step(self, b: Batch, s: Site) -> None:
+        personal = s.own[self.name]
+        alpha = personal["alpha"]
 
-    def step(self, b, s):
-        mine, at_w = s.own[self.name], s.grad(replace(b))  # a copy: terms may change a batch
+        # Terms may change a batch, so each gradient gets a copy of it.
+        grad_w = s.grad(replace(b))
         mixture = self._mixture(s)
         for k in s.keys:
             mixture[k].requires_grad_()
-        g, alpha = s.grad(replace(b), mixture, corrected=False), mine["alpha"]
-        if self.learn_alpha:
-            slope = sum((g[k] * (mine[k] - s.w[k].detach())).sum() for k in s.keys)
-            mine["alpha"] = (alpha - s.lr * slope.to(alpha)).clamp(0, 1)
-        self._optimiser(s).step([alpha.to(g[k]) * g[k] for k in s.keys])
-        s.apply(at_w)
+        grad_m = s.grad(replace(b), mixture, corrected=False)
 
-    def _optimiser(self, s):
-        """Of v, for this fit; the loop's own moves w."""
+        if self.learn_alpha:
+            slope = self._slope_of_alpha(s, grad_m)
+            personal["alpha"] = (alpha - s.lr * slope.to(alpha)).clamp(0, 1)
+        grad_v = [alpha.to(grad_m[k]) * grad_m[k] for k in s.keys]
+        self._optimiser_of_v(s).step(grad_v)
+        s.apply(grad_w)
+
+    def _mixture(self, s: Site) -> Tree:
+        """m = alpha v + (1 - alpha) w in the parameters; BatchNorm statistics are kept with v.
+
+        Where v has no copy, because a term trains the tensor by itself, m has a copy of w's.
+        """
+        personal = s.own[self.name]
+        alpha = personal["alpha"]
+        mixture: Tree = {}
+        for k, w in s.w.items():
+            if k not in personal:
+                mixture[k] = w.detach().clone()
+            elif k in s.net.params:
+                v = personal[k]
+                mixture[k] = torch.lerp(w.detach(), v, alpha.to(v))
+            else:
+                mixture[k] = personal[k]
+        return mixture
+
+    def _slope_of_alpha(self, s: Site, grad_m: Tree) -> Tensor:
+        """The derivative of f(m) in alpha: <grad f(m), v - w>."""
+        v = s.own[self.name]
+        slope = torch.zeros((), device=s.device)
+        for k in s.keys:
+            slope = slope + (grad_m[k] * (v[k] - s.w[k].detach())).sum()
+        return slope
+
+    def _optimiser_of_v(self, s: Site) -> SGD:
+        """Made once for a call of `fit`, whose own optimiser moves w."""
         if self.name not in s.memo:
-            v, opt = [s.own[self.name][k] for k in s.keys], s.phase.over(s.opt, s.plan.t).opt
+            v = [s.own[self.name][k] for k in s.keys]
+            opt = s.phase.over(s.opt, s.plan.t).opt
             decayed = sum(s.net.owner[stage_of(k)] == METHOD for k in s.keys)
             s.memo[self.name] = SGD(v, opt, decayed)
-        return s.memo[self.name]
+        optimiser: SGD = s.memo[self.name]
+        return optimiser
 
-    def personalize(self, s):
+    def personalize(self, s: Site) -> State:
         return {METHOD: self._mixture(s)}

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD
 from fedloom.core.phase import Phase
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.method_tools import client_rows
 from fedloom.methods import register
@@ -22,26 +27,29 @@ from fedloom.ops.combination import combined
 class APPLE(Method):
     """Adaptive personalization across silos (Luo and Wu, IJCAI 2022, Algorithm 1).
 
-    Client i trains a core model c_i, which others use, and directed relationships p_i [N], which
-    begin at p_0 = (n_1, ..., n_N)/n; it predicts with w_i = sum_j p_ij c_j. Round r = 0, 1, ...::
+    Client i trains a core model c_i, which the others use, and directed relationships p_i [N],
+    which begin at p_0 = (n_1, ..., n_N) / n. It predicts with w_i = sum_j p_ij c_j. In round
+    r = 0, 1, ...::
 
-        client i  downloads all c_j; each step, with g = grad f(w_i):
+        client i  downloads all c_j; in each step, with g = grad f(w_i) and all at old values:
                   c_i   c_i - lr p_ii g
-                  p_ij  p_ij - p_lr (<g, c_j> + lam(r) mu (p_ij - p_0j))       all at old values
+                  p_ij  p_ij - p_lr (<g, c_j> + lam(r) mu (p_ij - p_0j))
                   lam(r) = (1 + cos(pi r / L)) / 2 before round L, 0 from then on
-        server    holds the N cores, replaces those that came
+        server    holds the N cores and replaces those that were uploaded
         at a test w_i from the cores as they are now
 
     p is not kept positive and need not sum to 1.
 
     Hyper-parameters: `mu` 0.1; `p_lr` 0.001; `fade_rounds` L 16 (a tenth of the published 160
-    rounds); `fading` "exponential": lam(r) = 0.001^(r/L). `weighting="uniform"`: p_0 = 1/N.
+    rounds); `fading` "exponential" takes lam(r) = 0.001^(r/L) instead. `weighting="uniform"`
+    begins at p_0 = 1/N.
 
-    Deviations: the code leaves out the penalty's 1/2 (double mu), gives p momentum and begins
-    every core at random; here all begin alike. A core's BatchNorm statistics are those of its
-    owner's w_i. Absent clients' cores stay as they were. Sizes are asked for in a round before
-    the first. A newcomer has no core and learns p alone. The global model, if one is asked for, is
-    sum_j p_0j c_j. The paper's variant with limited downloads is left out.
+    Deviations: the published code leaves out the penalty's factor 1/2 (which doubles mu), gives p
+    momentum, and begins every core at a random model of its own; here all begin at the same one.
+    The BatchNorm statistics of a core are those of its owner's w_i. Cores of absent clients stay as
+    they were. Clients are asked for their numbers of rows in a round before the first. A newcomer
+    has no core and learns p alone. The global model, where one is asked for, is sum_j p_0j c_j. The
+    paper's variant with limited downloads is left out.
 
     Leaves the client: its core, which all clients get, and its number of rows; never p.
 
@@ -53,103 +61,152 @@ class APPLE(Method):
     family: ClassVar[str] = "clusters and mixtures"
     before: ClassVar[tuple[str, ...]] = ("sizes",)
     gathers_model: ClassVar[str] = "*"
-    # These measure a model against the received one, which here is a core nobody predicts with.
+    # These compare a model with the received one, which here is a core and predicts nothing.
     refuses: ClassVar[tuple[str, ...]] = (
-        *("proximal", "control_variates", "model_contrast", "fedbr"),
-        *("fedntd", "client_momentum", "fedgen"),
+        "proximal",
+        "control_variates",
+        "model_contrast",
+        "fedbr",
+        "fedntd",
+        "client_momentum",
+        "fedgen",
     )
     mu: float = 0.1
     p_lr: float = 0.001
     fade_rounds: int = 16
     fading: Literal["cosine", "exponential"] = "cosine"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if min(self.mu, self.p_lr, self.fade_rounds) < 0:
             raise BadInput("apple: mu, p_lr and fade_rounds must be 0 or more")
         if self.fading not in ("cosine", "exponential"):
             raise BadInput(f"apple: fading must be cosine or exponential, got {self.fading!r}")
 
-    def server_init(self, r):
-        sizes = torch.zeros(r.plan.clients)
-        return {
-            **super().server_init(r),
-            self.name: {**client_rows.initial_rows(r), "sizes": sizes},
-        }
+    # ------------------------------------------------------------------ server
 
-    def send(self, r, cid):
+    def server_init(self, r: Round) -> State:
+        """The N cores, one row each, and the clients' numbers of rows, which are not known yet."""
+        cores = client_rows.initial_rows(r)
+        sizes = torch.zeros(r.plan.clients)
+        return {**super().server_init(r), self.name: {**cores, "sizes": sizes}}
+
+    def send(self, r: Round, cid: int) -> State:
         if r.plan.part == self.name:
-            return {}  # the question for sizes
+            return {}  # the round before the first asks for sizes and sends no model
         return {
             METHOD: client_rows.tensors_without_rows(r, self.name),
             self.name: r.server[self.name],
         }
 
-    def aggregate(self, r):
+    def aggregate(self, r: Round) -> State:
         new = client_rows.updated_rows(r, self.name)
-        for cid in r.ups.keys() & set(range(r.plan.clients)):
-            new["sizes"][cid] = r.ups[cid].n
+        for cid, up in r.ups.items():
+            if cid < r.plan.clients:
+                new["sizes"][cid] = up.n
         if r.plan.kind == "special":
             return {self.name: new}
-        return {METHOD: {**super().aggregate(r)[METHOD], **self._usual(new)}, self.name: new}
+        averaged = super().aggregate(r)[METHOD]
+        return {METHOD: {**averaged, **self._mixture_by_p_0(new)}, self.name: new}
 
-    def _usual(self, held):
-        """sum_j p_0j c_j from the server's slice: the model of a client that has learnt no p."""
-        p_0 = self._p_0(held["sizes"])[None].double()
-        return {k: combined(p_0, v)[0] for k, v in held.items() if k != "sizes"}
+    # ------------------------------------------------------------------ client
 
-    def _p_0(self, sizes):
+    def special(self, s: Site) -> State:
+        """Every answer states the client's number of rows, so there is nothing to add."""
+        return {}
+
+    def receive(self, s: Site) -> Tree:
+        """The client's own core; a newcomer has none and gets the mixture by p_0."""
+        downloaded = s.down.get(self.name)
+        if not downloaded:
+            return s.start  # the round of sizes
+        if s.newcomer:
+            core = self._mixture_by_p_0(downloaded)
+        else:
+            core = {k: rows[s.cid] for k, rows in downloaded.items() if k != "sizes"}
+        return {**super().receive(s), **core}
+
+    def step(self, b: Batch, s: Site) -> None:
+        p = self._p(s)
+        p_0 = self._p_0(s.down[self.name]["sizes"])
+        others = self._other_cores(s)
+        w_i = {**s.w, **{k: v.requires_grad_() for k, v in self._mixture(s).items()}}
+        g = s.grad(replace(b), w_i)
+        with torch.no_grad():
+            penalty = self._lam(s.plan.t - 1) * self.mu * (p - p_0)
+            p_lr = Phase(lr=self.p_lr).over(s.opt, s.plan.t).opt.lr  # with the run's decay
+            s.own[self.name] = {"p": p - p_lr * (self._slope_of_p(s, g) + penalty)}
+            p_ii = self._own_share(s, p)
+            s.apply({k: p_ii * v if k in others else v for k, v in g.items()})
+
+    def personalize(self, s: Site) -> State:
+        return {METHOD: {**s.w, **self._mixture(s)}}
+
+    # ------------------------------------------------------------------ the paper's quantities
+
+    def _p_0(self, sizes: Tensor) -> Tensor:
+        """The clients' shares of all rows; equal shares before the sizes are known."""
         alike = self.weighting == "uniform" or not sizes.any()
         weights = torch.ones_like(sizes) if alike else sizes
         return weights / weights.sum()
 
-    def receive(self, s):
-        if not (held := s.down.get(self.name)):
-            return s.start
-        mine = {k: v[s.cid] for k, v in held.items() if k != "sizes" and not s.newcomer}
-        return {**super().receive(s), **(mine or self._usual(held))}
+    def _p(self, s: Site) -> Tensor:
+        """p_i [N] as it was kept; p_0 at a client that has not trained yet."""
+        own = s.own.get(self.name)
+        return own["p"] if own else self._p_0(s.down[self.name]["sizes"])
 
-    def special(self, s):
-        return {}  # an answer tells the number of rows
+    def _own_share(self, s: Site, p: Tensor) -> Tensor | float:
+        """p_ii; 0 at a newcomer, who has no core."""
+        return 0.0 if s.newcomer else p[s.cid]
 
-    def _p(self, s):
-        kept = s.own.get(self.name) or {"p": self._p_0(s.down[self.name]["sizes"])}
-        return kept["p"], 0.0 if s.newcomer else kept["p"][s.cid]
-
-    def _others(self, s):
-        """The downloaded cores' parameters, flat [N, size]; zeros where this client's own was."""
+    def _other_cores(self, s: Site) -> Tree:
+        """The parameters of the downloaded cores, flat [N, size]; zeros in the row of this client,
+        whose core is being trained in `s.w`."""
         if self.name not in s.memo:
-            held = s.down[self.name]
-            flat = {k: v.reshape(len(v), -1).clone() for k, v in held.items() if k in s.net.params}
-            for rows in () if s.newcomer else flat.values():
-                rows[s.cid] = 0
-            s.memo[self.name] = flat
-        return s.memo[self.name]
+            cores: Tree = {}
+            for k, rows in s.down[self.name].items():
+                if k in s.net.params:
+                    cores[k] = rows.reshape(len(rows), -1).clone()
+                    if not s.newcomer:
+                        cores[k][s.cid] = 0
+            s.memo[self.name] = cores
+        others: Tree = s.memo[self.name]
+        return others
 
-    def _mixture(self, s):
-        """w_i at the cores' parameters; all the rest is the client's own."""
-        p, mine = self._p(s)
-        mixed = {k: p.to(v) @ v for k, v in self._others(s).items()}
-        return {k: v.view_as(s.w[k]) + mine * s.w[k].detach() for k, v in mixed.items()}
+    def _mixture(self, s: Site) -> Tree:
+        """w_i = sum_j p_ij c_j, in the parameters of the cores."""
+        p = self._p(s)
+        p_ii = self._own_share(s, p)
+        mixture: Tree = {}
+        for k, rows in self._other_cores(s).items():
+            core = s.w[k].detach()
+            of_others = (p.to(rows) @ rows).view_as(core)
+            mixture[k] = of_others + p_ii * core
+        return mixture
 
-    def step(self, b, s):
-        (p, mine), others, mixed = self._p(s), self._others(s), self._mixture(s)
-        w = {**s.w, **{k: v.requires_grad_() for k, v in mixed.items()}}
-        g = s.grad(replace(b), w)
-        with torch.no_grad():
-            slope = sum((others[k] @ g[k].flatten()).to(p) for k in others)
-            if not s.newcomer:
-                slope[s.cid] = sum((g[k] * s.w[k]).sum() for k in others)
-            pull = self._lam(s.plan.t - 1) * self.mu * (p - self._p_0(s.down[self.name]["sizes"]))
-            rate = Phase(lr=self.p_lr).over(s.opt, s.plan.t).opt.lr
-            s.own[self.name] = {"p": p - rate * (slope + pull)}
-            s.apply({k: mine * v if k in others else v for k, v in g.items()})
+    def _mixture_by_p_0(self, held: Tree) -> Tree:
+        """sum_j p_0j c_j from the server's slice: the model of a client that has learnt no p."""
+        p_0 = self._p_0(held["sizes"])[None].double()
+        return {k: combined(p_0, rows)[0] for k, rows in held.items() if k != "sizes"}
 
-    def _lam(self, r):
+    def _slope_of_p(self, s: Site, g: Tree) -> Tensor:
+        """The derivative of f(w_i) in every p_ij: <g, c_j>, with c_i as it is now."""
+        others = self._other_cores(s)
+        slope = torch.zeros_like(self._p(s))
+        for k, rows in others.items():
+            slope = slope + (rows @ g[k].flatten()).to(slope)
+        if not s.newcomer:
+            of_own_core = torch.zeros((), device=s.device)
+            for k in others:
+                of_own_core = of_own_core + (g[k] * s.w[k]).sum()
+            slope[s.cid] = of_own_core
+        return slope
+
+    def _lam(self, r: int) -> float:
+        """The strength of the penalty in round r = 0, 1, ..."""
         if r >= self.fade_rounds:
             return 0.0
         share = max(r, 0) / self.fade_rounds
-        return (1 + math.cos(math.pi * share)) / 2 if self.fading == "cosine" else 0.001**share
-
-    def personalize(self, s):
-        return {METHOD: {**s.w, **self._mixture(s)}}
+        if self.fading == "cosine":
+            return (1 + math.cos(math.pi * share)) / 2
+        return float(0.001**share)

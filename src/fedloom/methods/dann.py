@@ -1,14 +1,18 @@
-"""DANN: features from which nobody can tell whose they are."""
+"""DANN: features from which no discriminator can tell which client they come from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from fedloom.core.term import Term
+from fedloom.core.net import Net
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.layers import perceptron
@@ -19,23 +23,25 @@ from fedloom.models.layers import perceptron
 class DANN(Term):
     """Domain-adversarial training with clients as domains (Ganin et al., JMLR 2016, section 4.2).
 
-    D is a discriminator beside the network, f the network up to its representation. Each step at
-    client i, both players at once::
+    D is a discriminator beside the network and f the network up to its representation. In each step
+    at client i both players move at once::
 
         L_d       = CE(D(f(x)), i)
         D         <- D - lr grad L_d                                               eq. (15)
         f         <- f - lr (grad CE(x, y) - lam grad L_d)                         eq. (13)
         server    averages D with the model
 
-    by a layer that reverses the gradient: the identity forward, times -lam backward (eq. 16, 17).
+    This is done by a layer that reverses the gradient: forward it is the identity, backward it
+    multiplies by -lam (eq. 16, 17).
 
-    Hyper-parameters: `lam` 0.1, from FedBR's grid {0.01, 0.1, 1}; `width` 256 of a discriminator
-    with three linear layers (FedBR).
+    Hyper-parameters: `lam` 0.1, from FedBR's grid {0.01, 0.1, 1}; `width` 256, of the hidden layers
+    of a discriminator with three linear layers (FedBR).
 
-    Deviations: lam is constant; the paper raises it from 0 to 1 over a training whose length a
-    client does not know. As in the paper's experiments D learns at the full rate whatever lam is.
-    FedBR's code alternates, so that only every second step trains the model; here every step does.
-    A newcomer has no label: at it the term is silent.
+    Deviations: lam is constant; the paper raises it from 0 to 1 over the training, whose length a
+    client does not know here. As in the paper's experiments D learns at the full rate, whatever lam
+    is. FedBR's code alternates between the players, so that only every second step trains the
+    model; here every step does. A newcomer is none of the clients that D tells apart: there the
+    term adds nothing.
 
     Leaves the client: the discriminator, in the model.
 
@@ -46,36 +52,42 @@ class DANN(Term):
     name: ClassVar[str] = "dann"
     family: ClassVar[str] = "representation"
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
-    refuses: ClassVar[tuple[str, ...]] = ("pfedhn",)  # which makes the network's own tensors only
+    # Its hyper-network generates the network's own tensors only, and D would be missing.
+    refuses: ClassVar[tuple[str, ...]] = ("pfedhn",)
     lam: float = 0.1
     width: int = 256
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.lam < 0 or self.width < 1:
             raise BadInput(
                 f"dann: lam is at least 0 and width at least 1, not {self.lam} and {self.width}"
             )
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         d = net.shape_of(net.representation).numel()
         net.add(self.name, perceptron(d, self.width, clients), reads=None)
 
-    def loss(self, b, s):
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
         if s.newcomer:
             return 0.0
-        z = _Reversed.apply(b.out[s.net.representation].flatten(1), self.lam)
-        guess = s.net.stage(s.w, self.name, z, train=s.modes)
-        return F.cross_entropy(guess, torch.full((len(z),), s.cid, device=z.device))
+        z = b.out[s.net.representation].flatten(1)
+        guess = s.net.stage(s.w, self.name, _reverse_gradient(z, self.lam), train=s.modes)
+        domain = torch.full((len(z),), s.cid, device=z.device)
+        return F.cross_entropy(guess, domain)  # L_d
 
 
-class _Reversed(torch.autograd.Function):
-    """The identity, whose gradient is -lam times what arrives."""
+class _ReverseGradient(torch.autograd.Function):
+    """The identity, whose gradient is -lam times what arrives (eq. 16, 17)."""
 
     @staticmethod
-    def forward(ctx, z, lam):
+    def forward(ctx: Any, z: Tensor, lam: float) -> Tensor:
         ctx.lam = lam
         return z.view_as(z)
 
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return -ctx.lam * g, None
+
+
+_reverse_gradient: Callable[[Tensor, float], Tensor] = _ReverseGradient.apply
+"""torch leaves `apply` without types."""

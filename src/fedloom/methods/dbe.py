@@ -6,16 +6,27 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
+from torch import Tensor
 
-from fedloom.core.term import Term
+from fedloom.core.message import Up
+from fedloom.core.net import Net
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
-from fedloom.method_tools.network_kind import network_kind
+from fedloom.method_tools.network_kind import NetworkKind, network_kind
 from fedloom.methods import register
 from fedloom.models.layers import Translation
 from fedloom.ops.noise import perturb
 
-STRENGTHS = {"cnn": (50.0, 1.0), "batch_norm": (1.0, 0.1), "text": (0.1, 1.0), "other": (1.0, 1.0)}
+STRENGTHS: dict[NetworkKind, tuple[float, float]] = {
+    "cnn": (50.0, 1.0),
+    "batch_norm": (1.0, 0.1),
+    "text": (0.1, 1.0),
+    "other": (1.0, 1.0),
+}
 """kappa and mu by the kind of network (C.2)."""
 
 
@@ -24,13 +35,16 @@ STRENGTHS = {"cnn": (50.0, 1.0), "batch_norm": (1.0, 0.1), "text": (0.1, 1.0), "
 class PRBM(Term):
     """Personalized representation bias memory (DBE, Zhang et al., NeurIPS 2023, section 4.2).
 
-    z = f(x) + z_p (eq. 4): z_p, zero at the start, is trained with the model and stays with the
-    client; it is never reset and never decayed.
+    The head reads z = f(x) + z_p (eq. 4). z_p is zero at the start, is trained with the model and
+    stays with the client; it is never reset, and weight decay does not act on it.
 
-    Hyper-parameters: `at`, the stage it follows: None, the network's representation, or a place
-    of Table 1, "conv2" of `cnn4(stages=fine)`; z_p has an entry per channel and position then.
+    Hyper-parameters: `at` is the stage that z_p is added to: None for the network's representation,
+    or one of the places of Table 1, for instance "conv2" of `cnn4(stages=fine)`; z_p then has an
+    entry for every channel and position.
 
-    Deviations: none. Leaves the client: nothing.
+    Deviations: none.
+
+    Leaves the client: nothing.
 
     >>> PRBM(at="conv2").at
     'conv2'
@@ -40,11 +54,12 @@ class PRBM(Term):
     family: ClassVar[str] = "representation"
     at: str | None = None
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         stage = self.at or net.representation
         if stage == net.logits:
             raise BadInput(f"prbm: at={stage!r} is the last stage; name an earlier one")
-        net.insert(self.name, Translation(net.shape_of(stage)), after=stage)  # eq. (4)
+        z_p = Translation(net.shape_of(stage))
+        net.insert(self.name, z_p, after=stage)  # eq. (4)
 
 
 @register
@@ -59,17 +74,18 @@ class MeanRegularization(Term):
         each step  m <- (1 - mu) m + mu mean_batch f(x), m = 0 at the start of a round    eq. (9)
                    loss += kappa * MSE(m, z_g), gradient by the batch's share of m only   eq. (8)
 
-    Hyper-parameters: `kappa`, `mu` None: by the kind of network, 50 and 1.0 (CNNs), 1 and 0.1
-    (BatchNorm networks; the paper's ResNet-18), 0.1 and 1.0 (text), 1 and 1.0 (others, not in the
-    paper). `at` the stage, None: the representation. `noise_scale`, `noise_weight`: the paper's s
-    and q (Table 3) of Gaussian noise on the reported means.
+    Hyper-parameters: where `kappa` and `mu` are None, they go by the kind of network: 50 and 1.0
+    for CNNs, 1 and 0.1 for networks with BatchNorm (the paper's ResNet-18), 0.1 and 1.0 for text, 1
+    and 1.0 for others, which the paper does not have. `at` is the stage whose mean is regularised,
+    None for the representation. `noise_scale` and `noise_weight` are the paper's s and q (Table 3)
+    of Gaussian noise on the reported means.
 
-    Deviations: the published code halves the MSE (`half=True`), reports the running mean m of
-    that first training instead of a clean pass over the data (`mean="running"`; with mu = 1 that
-    is the mean of the last batch) and trains then as long as in a round (`init_epochs=None`).
-    Phases that state their own epochs (FedRep's) keep them there.
+    Deviations: the published code halves the MSE (`half=True`). It reports the running mean m of
+    that first training instead of a clean pass over the data (`mean="running"`; with mu = 1 that is
+    the mean of the last batch). And it trains as long as in a round then (`init_epochs=None`).
+    Phases that state their own epochs, as FedRep's do, keep them in that first training.
 
-    Leaves the client: the mean of its representations, once. z_g comes to it once, and is kept.
+    Leaves the client: the mean of its representations, once. z_g comes down once and is kept.
 
     >>> MeanRegularization(kappa=5.0).before
     ('mean',)
@@ -88,47 +104,72 @@ class MeanRegularization(Term):
     noise_scale: float = 0.0
     noise_weight: float = 0.0
 
-    def special(self, s):
+    # ------------------------------------------------------------------ before the first round
+
+    def special(self, s: Site) -> State:
         if self.init_epochs is not None:
             s.opt = replace(s.opt, epochs=self.init_epochs, steps=None)
-        running = self.mean == "running"
-        s.terms = (self,) if running else ()  # without a z_g it only follows m
+        follows_m = self.mean == "running"
+        # Without DBE: there is no z_g yet, so this term adds no loss and only follows m.
+        s.terms = (self,) if follows_m else ()
         s.method.local(s)  # Alg. 1 line 2
-        stage = self.at or s.net.representation
-        z = s.memo[self.name, "model"] if running else s.scan(stage).mean(0)
-        noise = (self.noise_scale, self.noise_weight, s.gen("noise"))
-        return {self.name: {"mean": perturb(z, *noise)}}
+        if follows_m:
+            mean: Tensor = s.memo[self.name, "model"]
+        else:
+            mean = s.scan(self._stage(s.net)).mean(0)
+        noisy = perturb(mean, self.noise_scale, self.noise_weight, s.gen("noise"))
+        return {self.name: {"mean": noisy}}
 
-    def send(self, r, cid):
+    # ------------------------------------------------------------------ rounds
+
+    def send(self, r: Round, cid: int) -> State:
         return broadcast_once.send(r, self.name, cid)
 
-    def loss(self, b, s):
-        if (at := (self.name, s.training)) not in s.memo:
-            s.memo[at], s.memo[self.name] = 0.0, self.strengths(s.net)
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
+        # Each model in training has an m of its own (Ditto trains two), which begins at 0.
+        key = (self.name, s.training)
+        if key not in s.memo:
+            s.memo[key] = 0.0
+            s.memo[self.name] = self.strengths(s.net)
         kappa, mu = s.memo[self.name]
-        m = mu * b.out[self.at or s.net.representation].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
-        s.memo[at] = m.detach()
-        z_g = broadcast_once.received(s, self.name)
-        gap = F.mse_loss(m, z_g["mean"]) if z_g else 0.0
-        return kappa * (gap / 2 if self.half else gap)  # eq. (8)
+        batch_mean = b.out[self._stage(s.net)].mean(0)
+        m = mu * batch_mean + (1 - mu) * s.memo[key]  # eq. (9)
+        s.memo[key] = m.detach()
 
-    def finish(self, s):
+        z_g = broadcast_once.received(s, self.name)
+        if not z_g:
+            return 0.0
+        mse = F.mse_loss(m, z_g["mean"])
+        loss: Tensor = kappa * (mse / 2 if self.half else mse)  # eq. (8)
+        return loss
+
+    def finish(self, s: Site) -> State:
         return broadcast_once.keep(s, self.name)
 
-    def weight(self, r, cid, up):
-        return float(up.n)  # Alg. 1 line 3, also where the method weighs clients alike
+    def weight(self, r: Round, cid: int, up: Up) -> float:
+        """n_i (Alg. 1 line 3), also where the method gives all clients the same weight."""
+        return float(up.n)
 
-    def aggregate(self, r):
-        first = r.plan.kind == "special"
-        return {
-            self.name: broadcast_once.start(r, r.mean(self.name))
-            if first
-            else broadcast_once.mark_holders(r, self.name)
-        }
+    def aggregate(self, r: Round) -> State:
+        if r.plan.kind == "special":
+            z_g = r.mean(self.name)  # Alg. 1 line 3
+            return {self.name: broadcast_once.start(r, z_g)}
+        return {self.name: broadcast_once.mark_holders(r, self.name)}
 
-    def strengths(self, net):
-        usual = STRENGTHS[network_kind(net)]
-        return [v if x is None else x for x, v in zip((self.kappa, self.mu), usual, strict=True)]
+    # ------------------------------------------------------------------ settings
+
+    def _stage(self, net: Net) -> str:
+        """The stage whose mean is regularised."""
+        return self.at or net.representation
+
+    def strengths(self, net: Net) -> tuple[float, float]:
+        """kappa and mu; what was left open goes by the kind of network."""
+        kappa, mu = STRENGTHS[network_kind(net)]
+        if self.kappa is not None:
+            kappa = self.kappa
+        if self.mu is not None:
+            mu = self.mu
+        return kappa, mu
 
 
 @register
@@ -144,11 +185,21 @@ def DBE(
 ) -> tuple[Term, ...]:
     """Domain bias eliminator (Zhang et al., NeurIPS 2023): PRBM + MeanRegularization.
 
-    Goes on any method; see `prbm` and `mean_regularization`, which also work alone (Table 2).
-    `half=true, mean=running, init_epochs=none` are the published code's readings.
+    It goes on any method. The two terms, `prbm` and `mean_regularization`, also work alone (Table
+    2); their own pages explain the settings. `half=true, mean=running, init_epochs=none` are the
+    published code's readings.
 
     >>> [term.name for term in DBE(kappa=50.0)]
     ['prbm', 'mean_regularization']
     """
-    by = (kappa, mu, at, mean, half, init_epochs, noise_scale, noise_weight)
-    return PRBM(at), MeanRegularization(*by)
+    regularization = MeanRegularization(
+        kappa=kappa,
+        mu=mu,
+        at=at,
+        mean=mean,
+        half=half,
+        init_epochs=init_epochs,
+        noise_scale=noise_scale,
+        noise_weight=noise_weight,
+    )
+    return PRBM(at), regularization

@@ -7,10 +7,14 @@ from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.method import Method
+from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Phase
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.contrastive import supervised_contrast
@@ -34,26 +38,27 @@ def projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.Seque
 class DualFed(Method):
     """Hierarchical representations (Zhu et al., ACM MM 2024, section 4).
 
-    Encoder f and global classifier h_s on z = f(x) are shared; projector g and personal
-    classifier h_p on u = g(z) stay, and so do running BatchNorm statistics. Each round::
+    The encoder f and a global classifier h_s on z = f(x) are shared. A projector g and a personal
+    classifier h_p on u = g(z) stay with the client, and so do the running statistics of BatchNorm.
+    Each round::
 
         stage 1   f, g, h_p: CE(h_p(u), y) + lam SupCon(u, y; tau), h_s frozen       eq. (6)-(8)
         stage 2   h_s: CE(h_s(z), y), all else frozen                               eq. (9), (10)
         server    f, h_s <- plain mean over clients
         at a test p = softmax h_p(u) + softmax h_s(z)                                     eq. (5)
 
-    Hyper-parameters: `lam`, `tau`: 2.0 and 0.05 (Office-Home), 40 and 0.2 (PACS); those of
-    DomainNet are not published. `depth` 2, `hidden` 256, `batch_norm`: the projector (Table 5).
-    `training` "stagewise", "simultaneous" (Table 4), or "alternating" epoch by epoch.
-    `position="post"` puts h_s behind the projector: DualFed-P; with
-    `shared="* !personal_head.* !@stats"` DualFed-G (Table 6). Rows of Table 7 by `shared`:
-    "* !projector.* !personal_head.* !head.* !@stats" encoder only, the default,
+    Hyper-parameters: `lam` and `tau` are 2.0 and 0.05 for Office-Home, 40 and 0.2 for PACS; those
+    for DomainNet are not published. `depth` 2, `hidden` 256 and `batch_norm` describe the projector
+    (Table 5). `training` is "stagewise", "simultaneous" (Table 4), or "alternating" epoch by epoch.
+    `position="post"` puts h_s behind the projector, which is DualFed-P; together with
+    `shared="* !personal_head.* !@stats"` it is DualFed-G (Table 6). `shared` gives the rows of
+    Table 7: "* !projector.* !personal_head.* !head.* !@stats" the encoder only, the default,
     "* !@stats" all global, "* !personal_head.* !@stats" all but h_p, "" all personal.
 
-    Deviations: `ensemble="logits"`: the code adds logits; `frozen_eval=False`: its frozen encoder
-    goes on updating BatchNorm statistics in stage 2. Losses are means over a batch, as in the
-    code; eq. (6) and (9) are sums, eq. (7) is over all samples. The sentence of section 4.1 that
-    puts h_s after the projector contradicts eq. (3): before it is.
+    Deviations: the published code adds logits (`ensemble="logits"`), and its frozen encoder goes on
+    updating BatchNorm statistics in stage 2 (`frozen_eval=False`). Losses are means over a batch,
+    as in the code; eq. (6) and (9) are sums, and eq. (7) is over all samples. A sentence of section
+    4.1 puts h_s after the projector and contradicts eq. (3), which is followed here.
 
     Leaves the client: encoder (without running statistics) and global classifier.
 
@@ -63,7 +68,10 @@ class DualFed(Method):
 
     name: ClassVar[str] = "dualfed"
     family: ClassVar[str] = "personal layers"
-    refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
+    refuses: ClassVar[tuple[str, ...]] = (
+        "mixup",
+        "fedmix",
+    )  # SupCon takes a row to be of one class
     shared: str = "* !projector.* !personal_head.* !@stats"
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 2.0
@@ -76,7 +84,7 @@ class DualFed(Method):
     ensemble: Literal["probabilities", "logits"] = "probabilities"
     frozen_eval: bool = True
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.depth < 1 or self.hidden < 1:
             raise BadInput(
@@ -87,47 +95,63 @@ class DualFed(Method):
                 f"dualfed: lam is 0 or more and tau above 0, not {self.lam} and {self.tau}"
             )
 
-    @property
-    def phases(self):
-        if self.training == "simultaneous":
-            return (Phase("both"),)
-        once = 1 if self.training == "alternating" else None
-        return (
-            Phase("personal", "* !head.*", epochs=once),
-            Phase("global", "head.*", epochs=once, frozen_eval=self.frozen_eval),
-        )
-
-    def local(self, s):
-        for _ in range(s.opt.epochs if self.training == "alternating" else 1):
-            super().local(s)
-
-    def extend(self, net, clients):
-        width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
-        made = projector(width, self.hidden, self.depth, self.batch_norm)
-        net.add("projector", made, reads=net.feature)
+    def extend(self, net: Net, clients: int) -> None:
+        width = net.shape_of(net.feature).numel()
+        classes = net.shape_of(net.logits)[-1]
+        g = projector(width, self.hidden, self.depth, self.batch_norm)
+        net.add("projector", g, reads=net.feature)
         net.add("personal_head", nn.Linear(width, classes), reads="projector")
         if self.position == "post":
             net.replace("head", nn.Linear(width, classes), reads="projector")
 
-    def loss(self, b, s):
-        phase, loss = s.phase.name, 0.0
-        if phase != "global":
-            loss = s.task.loss(b.out["personal_head"], b.target)  # eq. (6)
-            if self.lam:
-                contrast = supervised_contrast(b.out["projector"], b.y, self.tau)
-                loss = loss + self.lam * contrast  # eq. (7), (8)
-        if phase != "personal":
-            loss = loss + s.task.loss(b.out["head"], b.target)  # eq. (9)
+    # ------------------------------------------------------------------ local training
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        if self.training == "simultaneous":
+            return (Phase("both"),)
+        epochs = 1 if self.training == "alternating" else None
+        return (
+            Phase("personal", "* !head.*", epochs=epochs),
+            Phase("global", "head.*", epochs=epochs, frozen_eval=self.frozen_eval),
+        )
+
+    def local(self, s: Site) -> None:
+        repetitions = s.opt.epochs if self.training == "alternating" else 1
+        for _ in range(repetitions):
+            super().local(s)
+
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        if s.phase.name == "personal":
+            return self._personal_loss(b, s)
+        if s.phase.name == "global":
+            return self._global_loss(b, s)
+        return self._personal_loss(b, s) + self._global_loss(b, s)
+
+    def _personal_loss(self, b: Batch, s: Site) -> Tensor:
+        """Stage 1: of f, g and h_p."""
+        loss = s.task.loss(b.out["personal_head"], b.target)  # eq. (6)
+        if self.lam:
+            contrast = supervised_contrast(b.out["projector"], b.y, self.tau)  # eq. (7)
+            loss = loss + self.lam * contrast  # eq. (8)
         return loss
 
-    def predict(self, net, state, x):
-        out = net(state["model"], x)
+    def _global_loss(self, b: Batch, s: Site) -> Tensor:
+        """Stage 2: of h_s."""
+        return s.task.loss(b.out["head"], b.target)  # eq. (9)
+
+    # ------------------------------------------------------------------ prediction
+
+    def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
+        out = net(state[METHOD], x)
         if self.ensemble == "logits":
             return F.softmax(out["head"] + out["personal_head"], -1)
         return (F.softmax(out["head"], -1) + F.softmax(out["personal_head"], -1)) / 2  # eq. (5)
 
-    def views(self, net, state, x):
+    def views(self, net: Net, state: State, x: Tensor) -> dict[str, Tensor]:
         """Each head alone."""
-        out = net(state["model"], x)
-        heads = {"global_head": "head", "personal_head": "personal_head"}
-        return {name: F.softmax(out[stage], -1) for name, stage in heads.items()}
+        out = net(state[METHOD], x)
+        return {
+            "global_head": F.softmax(out["head"], -1),
+            "personal_head": F.softmax(out["personal_head"], -1),
+        }

@@ -20,8 +20,8 @@ class FedAvg(Method):
         client i  w_i <- E epochs of SGD on its own data, from w
         server    w <- sum_i n_i w_i / sum_i n_i
 
-    Hyper-parameters: `weighting` "samples" (the paper) or "uniform"; `server_lr` 1.0 moves the
-    server all the way to the mean.
+    Hyper-parameters: `weighting` "samples" (the paper) weighs clients by n_i, "uniform" gives all
+    of them the same weight. `server_lr` 1.0 moves the server's model all the way to the mean.
 
     Deviations: BatchNorm statistics are averaged with the weights, as part of the model
     (`shared="* !@stats"` keeps them with the clients).

@@ -20,8 +20,8 @@ class FedAvgFT(Method):
         rounds    as FedAvg
         at a test client i: w_i <- `adapt_epochs` epochs of SGD on its own data, from w
 
-    Hyper-parameters: `adapt_epochs` 10 (FedCR's table); `tune` which keys move: "*" the whole
-    model, "head.*" the head only.
+    Hyper-parameters: `adapt_epochs` 10 (FedCR's table); `tune` says which keys are fine-tuned, "*"
+    the whole model, "head.*" the head only.
 
     Deviations: FedCR's published code fine-tunes the head only (`tune="head.*"`); FedPAC's
     FedAvg-FT is FedAvg measured after a round's local training (protocol `fedpac`).

@@ -1,4 +1,4 @@
-"""FedBABU: the body learns under a head that never moves."""
+"""FedBABU: the body learns under a head that stays as it was drawn."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class FedBABU(Method):
     ::
 
         start     one random head for everybody, fixed during all rounds
-        client i  body: E epochs, head frozen
+        client i  body_i <- E epochs of SGD from the received body, head frozen
         server    body <- sum_i n_i body_i / sum_i n_i
-        at a test w_i: `adapt_epochs` epochs of fine-tuning on its own data
+        at a test client i: w_i <- `adapt_epochs` epochs of SGD on its own data, from body and head
 
     Hyper-parameters: `adapt_epochs` 5 (the paper; DBE uses 10); `tune` "*" fine-tunes the whole
     model, "head.*" the head only.

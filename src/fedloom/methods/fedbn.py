@@ -1,4 +1,4 @@
-"""FedBN: everything is averaged but BatchNorm."""
+"""FedBN: all layers are averaged, except BatchNorm's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fedloom.core.method import Method
+from fedloom.core.net import Net
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -18,10 +19,12 @@ class FedBN(Method):
     Each round::
 
         client i  trains the whole model for E epochs
-        server    averages every tensor that is not of a BatchNorm layer
+        server    averages every tensor that does not belong to a BatchNorm layer
 
-    Weights, biases and running statistics of BatchNorm layers stay with the client. They are found
-    by the layer's type, so a ResNet's `downsample.1` is not missed.
+    Weights, biases and running statistics of BatchNorm layers stay with the client. The layers are
+    found by their type, so a ResNet's `downsample.1` is not missed.
+
+    Hyper-parameters: none.
 
     Deviations: none.
 
@@ -35,7 +38,7 @@ class FedBN(Method):
     family: ClassVar[str] = "personal layers"
     shared: str = "* !@bn"
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         if not net.match("@bn"):
             raise BadInput(
                 "fedbn on a model without BatchNorm is fedavg; choose a model that has it,"

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fedloom.core.term import Term
+from fedloom.core.net import Net
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
 from fedloom.method_tools.pseudo_data import mix_images, pool_images, proxy_images, sample_means
@@ -23,27 +28,32 @@ from fedloom.ops.contrastive import pair_contrast
 class FedBR(Term):
     """Local learning bias reduction (Guo et al., ICML 2023, Algorithm 1).
 
-    phi is the network up to its representation, omega its head, P_theta a projection beside it;
-    all three are shared. D_p is a batch of pseudo-images with label 1/C. Each local step::
+    phi is the network up to its representation, omega its head, and P_theta a projection beside it;
+    all three are shared. D_p is a batch of pseudo-images x_p, whose labels are uniform, 1/C for
+    each class. Each local step::
 
         max step  theta <- theta + lr grad L_con                                          line 8
-        min step  CE(x, y) + lam CE(x_p, 1/C) + mu L_con over phi and omega         eq. (3), l.10
+        min step  CE(x, y) + lam CE(x_p, 1/C) + mu L_con over phi and omega        eq. (3), line 10
         L_con     -log f1 / (f1 + f2), f1 = exp(cos(P phi(x_p), P phi_g(x_p)) / tau1),
                   f2 = exp(cos(P phi(x_p), P phi(x)) / tau2)                          eq. (5)-(7)
 
-    with phi_g the received phi. Pseudo-images: `pseudo="rsm"`, means of `of` images of one client
-    (Algorithm 2); "mixture", means of `of` images of a public `proxy` data set (Algorithm 3),
-    each averaged at every step with `mix` images of the batch, labels alike (eq. 4).
+    phi_g is the phi that was received. With `pseudo="rsm"` a pseudo-image is the mean of `of`
+    images of one client (Algorithm 2). With "mixture" it is the mean of `of` images of a public
+    data set, `proxy` (Algorithm 3), and at every step it is averaged with `mix` images of the
+    batch, as its label is with theirs (eq. 4).
 
-    Hyper-parameters: `lam` 1.0 (0.1 CIFAR-10, PACS), `mu` 0.5, `tau1` = `tau2` = 2.0, `of` 10
-    (not in the paper), `images` None: as many as a batch; uniform weights, local steps (`steps=50,
-    replacement=true`). `refresh`: new pseudo-images each round (the paper) or sent once;
-    `balanced`: classes drawn alike (Figure 6d). Ablations: lam=0 or mu=0 leave one component,
+    Hyper-parameters: `lam` 1.0 (0.1 for CIFAR-10 and PACS), `mu` 0.5, `tau1` = `tau2` = 2.0, `of`
+    10 (not in the paper), `images` in D_p, None for as many as a batch has. The paper gives all
+    clients the same weight and counts local steps (`steps=50, replacement=true`). `refresh` makes
+    new pseudo-images each round (the paper); without it they are made and sent once. `balanced`
+    draws all classes equally often (Figure 6d). Ablations: lam=0 or mu=0 leave one component,
     `max_step=False` (Table 4), `projection=None` (Figure 6a).
 
-    Deviations: the code multiplies by tau (`multiply=True`), projects to width 2d and output d
-    (`projection="published"`; the paper 256 and 128), draws pseudo-images once, and takes phi_g
-    of the first step's mixture. theta takes plain steps; BatchNorm statistics are of real images.
+    Deviations: the published code multiplies by tau instead of dividing (`multiply=True`), has a
+    projection of width 2d and output d instead of the paper's 256 and 128
+    (`projection="published"`), draws pseudo-images once, and takes phi_g of the first step's
+    mixture at all steps. theta takes plain gradient steps, without momentum. BatchNorm statistics
+    are those of real images.
 
     Leaves the client: theta, and with "rsm" means of `of` training images.
 
@@ -72,79 +82,138 @@ class FedBR(Term):
     multiply: bool = False
     projection: Literal["paper", "published"] | None = "paper"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.multiply and min(self.tau1, self.tau2) <= 0:
             raise BadInput("fedbr divides by tau1 and tau2: make both positive, or set multiply")
 
-    def extend(self, net, clients):
+    @property
+    def before(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Clients make the first pseudo-images of their own data; a proxy set needs no client."""
+        return ("pseudo",) if self.pseudo == "rsm" else ()
+
+    def extend(self, net: Net, clients: int) -> None:
         if not net.input_dtype.is_floating_point:
             raise BadInput("fedbr averages inputs, and this network reads token ids")
+        net.add(self.name, self._projection(net), reads=None)
+
+    def _projection(self, net: Net) -> nn.Module:
+        """P_theta, from the d numbers of the representation."""
         d = net.shape_of(net.representation).numel()
-        projection = perceptron(d, *((256, 128) if self.projection == "paper" else (2 * d, d)))
-        net.add(self.name, nn.Identity() if self.projection is None else projection, reads=None)
+        if self.projection is None:
+            return nn.Identity()
+        if self.projection == "paper":
+            return perceptron(d, 256, 128)
+        return perceptron(d, 2 * d, d)
 
-    @property
-    def before(self):  # type: ignore[override]
-        return ("pseudo",) if self.pseudo == "rsm" else ()  # a proxy set asks no client
+    # ------------------------------------------------------------------ pseudo-images
 
-    def server_init(self, r):
-        return {} if self.pseudo == "rsm" else self._drawn(r)
+    def server_init(self, r: Round) -> State:
+        return {} if self.pseudo == "rsm" else self._new_pseudo_images(r)
 
-    def send(self, r, cid):
+    def send(self, r: Round, cid: int) -> State:
+        """The pseudo-images, and how many new ones the client shall make, where it shall."""
         state = broadcast_once.send(r, self.name, cid)
         if self.pseudo == "rsm" and (self.refresh or r.plan.kind == "special"):
-            share = -(-(self.images or r.method.opt.batch) // max(1, len(r.cohort)))
+            share = math.ceil(self._count(r) / max(1, len(r.cohort)))
             state = {self.name: {**state.get(self.name, {}), "share": torch.tensor(share)}}
         return state
 
-    def special(self, s):  # Algorithm 2: this client's share of D_p
-        count, gen = int(s.down[self.name]["share"]), s.gen(self.name)
-        return {self.name: {"x": sample_means(s.data.train, count, self.of, gen, self.balanced)}}
+    def special(self, s: Site) -> State:
+        """Algorithm 2: this client's share of D_p."""
+        count = int(s.down[self.name]["share"])
+        x = sample_means(s.data.train, count, self.of, s.gen(self.name), self.balanced)
+        return {self.name: {"x": x}}
 
-    def loss(self, b, s):
-        x, k = broadcast_once.received(s, self.name).get("x"), s.data.classes
-        if x is None or not (self.lam or self.mu):
-            return 0.0
-        y = torch.full((len(x), k), 1 / k, device=x.device)
-        if mixing := self.pseudo == "mixture" and self.mix > 0:
-            gen = s.memo.setdefault(self.name, s.gen(self.name))
-            x, y = mix_images(x, y, (b.x, b.target), self.mix, gen)  # eq. (4)
-        statistics = {key: s.w[key].clone() for key in s.net.match("@stats")}
-        out = s.net({**s.w, **statistics}, x, train=s.modes)
-        loss = self.lam * s.task.loss(out[s.net.logits], y) if self.lam else 0.0  # component 1
-        if self.mu:
-            stage = s.net.representation
-            if mixing or (self.name, "phi_g") not in s.memo:  # or the same images all round
-                with torch.no_grad():
-                    s.memo[self.name, "phi_g"] = s.net(s.received, x, want=stage)[stage]
-            three = (out[stage], s.memo[self.name, "phi_g"], b.out[stage])
-            if self.max_step and self.projection:
-                theta = [s.w[key] for key in s.net.match(f"{self.name}.*")]  # line 8
-                ascend(lambda: self._contrast(s, *(z.detach() for z in three)), theta, s.lr)
-            loss = loss + self.mu * self._contrast(s, *three)  # component 2
-        return loss
-
-    def _contrast(self, s, *three):
-        """Equations (5)-(7), pseudo-image j against image j of the batch."""
-        n = min(map(len, three))
-        z_p, z_g, z = (s.net.stage(s.w, self.name, v[:n].flatten(1), train=True) for v in three)
-        scales = (self.tau1, self.tau2) if self.multiply else (1 / self.tau1, 1 / self.tau2)
-        return pair_contrast(z_p, z_g, z, *scales)
-
-    def finish(self, s):
+    def finish(self, s: Site) -> State:
         if not self.refresh:
             return broadcast_once.keep(s, self.name)
         return self.special(s) if self.pseudo == "rsm" else {}
 
-    def aggregate(self, r):
-        new = self.refresh or r.plan.kind == "special"
-        return self._drawn(r) if new else {self.name: broadcast_once.mark_holders(r, self.name)}
+    def aggregate(self, r: Round) -> State:
+        if self.refresh or r.plan.kind == "special":
+            return self._new_pseudo_images(r)
+        return {self.name: broadcast_once.mark_holders(r, self.name)}
 
-    def _drawn(self, r):
-        count, gen = self.images or r.method.opt.batch, r.gen(self.name)
+    def _new_pseudo_images(self, r: Round) -> State:
+        """D_p for the next round; no client has it yet."""
+        gen = r.gen(self.name)
         if self.pseudo == "mixture":
-            x = proxy_images(self.proxy, r.net.shape, count, self.of, gen)  # Algorithm 3
+            x = proxy_images(self.proxy, r.net.shape, self._count(r), self.of, gen)  # Algorithm 3
         else:
             shares = [up.state[self.name]["x"] for up in r.ups.values()]
-            x = pool_images(shares, r.server.get(self.name, {}).get("x"), count, gen)
+            old = r.server.get(self.name, {}).get("x")
+            x = pool_images(shares, old, self._count(r), gen)
         return {self.name: broadcast_once.start(r, {"x": x})}
+
+    def _count(self, r: Round) -> int:
+        """How many pseudo-images D_p has."""
+        return self.images or r.method.opt.batch
+
+    # ------------------------------------------------------------------ a local step
+
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
+        """What eq. (3) adds to CE(x, y), after the max step."""
+        images = broadcast_once.received(s, self.name).get("x")
+        if images is None or not (self.lam or self.mu):
+            return 0.0
+        x_p, y_p = self._pseudo_batch(images, b, s)
+        out = self._outputs(x_p, s)
+        loss: Tensor | float = 0.0
+        if self.lam:
+            loss = self.lam * s.task.loss(out[s.net.logits], y_p)  # component 1
+        if self.mu:
+            z_p = out[s.net.representation]
+            z_g = self._features_of_received(x_p, s)
+            z = b.out[s.net.representation]
+            if self.max_step and self.projection:
+                self._max_step(z_p, z_g, z, s)
+            loss = loss + self.mu * self._contrast(z_p, z_g, z, s)  # component 2
+        return loss
+
+    @property
+    def _mixes(self) -> bool:
+        """Are pseudo-images mixed with the batch at every step?"""
+        return self.pseudo == "mixture" and self.mix > 0
+
+    def _pseudo_batch(self, images: Tensor, b: Batch, s: Site) -> tuple[Tensor, Tensor]:
+        """x_p and its labels, 1/C for each class; mixed with the batch where that is wanted."""
+        classes = s.data.classes
+        y_p = torch.full((len(images), classes), 1 / classes, device=images.device)
+        if not self._mixes:
+            return images, y_p
+        gen = s.memo.setdefault(self.name, s.gen(self.name))
+        return mix_images(images, y_p, (b.x, b.target), self.mix, gen)  # eq. (4)
+
+    def _outputs(self, x_p: Tensor, s: Site) -> dict[str, Tensor]:
+        """All stages' outputs for pseudo-images, whose statistics do not enter BatchNorm's."""
+        statistics = {k: s.w[k].clone() for k in s.net.match("@stats")}
+        return s.net({**s.w, **statistics}, x_p, train=s.modes)
+
+    def _features_of_received(self, x_p: Tensor, s: Site) -> Tensor:
+        """phi_g(x_p); computed once a round where x_p is the same in all steps of it."""
+        key = (self.name, "phi_g")
+        if self._mixes or key not in s.memo:
+            stage = s.net.representation
+            with torch.no_grad():
+                s.memo[key] = s.net(s.received, x_p, want=stage)[stage]
+        z_g: Tensor = s.memo[key]
+        return z_g
+
+    def _max_step(self, z_p: Tensor, z_g: Tensor, z: Tensor, s: Site) -> None:
+        """theta moves up the gradient of L_con, the features held fixed (line 8)."""
+        theta = [s.w[k] for k in s.net.match(f"{self.name}.*")]
+        fixed = (z_p.detach(), z_g.detach(), z.detach())
+        ascend(lambda: self._contrast(*fixed, s), theta, s.lr)
+
+    def _contrast(self, z_p: Tensor, z_g: Tensor, z: Tensor, s: Site) -> Tensor:
+        """L_con, equations (5)-(7), of pseudo-image j and image j of the batch."""
+        n = min(len(z_p), len(z_g), len(z))
+
+        def projected(features: Tensor) -> Tensor:
+            return s.net.stage(s.w, self.name, features[:n].flatten(1), train=True)
+
+        if self.multiply:
+            scale_1, scale_2 = self.tau1, self.tau2
+        else:
+            scale_1, scale_2 = 1 / self.tau1, 1 / self.tau2
+        return pair_contrast(projected(z_p), projected(z_g), projected(z), scale_1, scale_2)

@@ -8,7 +8,11 @@ from typing import ClassVar
 import torch
 
 from fedloom.core.method import Method
+from fedloom.core.net import METHOD
+from fedloom.core.round import Round
+from fedloom.core.site import Site
 from fedloom.core.term import Term
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -19,20 +23,21 @@ from fedloom.methods.fedavg import FedAvg
 class ClientMomentum(Term):
     """FedCM's client-level momentum (Xu et al., 2021).
 
-    Delta is zero at the start and sent with the model x. Each round::
+    Delta is zero at the start and is sent with the model x. Each round::
 
         step      v <- alpha g(y) + (1 - alpha) Delta;  y <- y - lr v
-        client    sends y and K lr, the length of its way
+        client    sends y and K lr: its number of steps times the learning rate
         server    Delta <- (x - mean y) / (K lr)
                   x <- mean y                       (server_lr: only so far along the way)
 
     Hyper-parameters: `alpha` 0.1 (the paper's and FedBR's); 1 is FedAvg.
 
-    Deviations: where clients take unlike numbers of steps, which the paper does not, K lr is their
-    mean, per tensor. Momentum, weight decay and clipping act after the correction and are not part
-    of the theory; FedBR's code has momentum 0.9 on top. Only shared parameters are corrected.
+    Deviations: where clients take different numbers of steps, which does not occur in the paper, K
+    lr is their mean, for each tensor. Momentum, weight decay and clipping act after the correction
+    and are not part of the theory; FedBR's code has momentum 0.9 on top. Only shared parameters are
+    corrected.
 
-    Leaves the client: one number per tensor, K lr. Down comes Delta, as large as the model.
+    Leaves the client: one number per tensor, K lr. Delta comes down, as large as the model.
 
     >>> (FedAvg() + ClientMomentum(alpha=0.5)).terms
     (ClientMomentum(alpha=0.5),)
@@ -40,37 +45,44 @@ class ClientMomentum(Term):
 
     name: ClassVar[str] = "client_momentum"
     family: ClassVar[str] = "drift correction"
-    # Their clients receive no common model of which an update would be the difference.
+    # Their clients do not all receive one model, so a mean of updates has no meaning.
     refuses: ClassVar[tuple[str, ...]] = ("fedpac", "fedfomo", "apple", "pfedhn", "hypcluster")
     alpha: float = 0.1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
             raise BadInput(f"client_momentum: alpha is above 0 and at most 1, not {self.alpha}")
 
-    def server_init(self, r):
-        keys = r.shared & r.net.params
-        return {self.name: {k: torch.zeros_like(v) for k, v in r.net.tree().items() if k in keys}}
+    def server_init(self, r: Round) -> State:
+        corrected = r.shared & r.net.params
+        delta = {k: torch.zeros_like(v) for k, v in r.net.tree().items() if k in corrected}
+        return {self.name: delta}
 
-    def grads(self, g, s):
+    def grads(self, g: Tree, s: Site) -> Tree:
         delta = s.down.get(self.name, {})
-        return {
-            k: self.alpha * v + (1 - self.alpha) * delta[k] if k in delta else v
-            for k, v in g.items()
-        }
+        v = dict(g)
+        for k in g.keys() & delta.keys():
+            v[k] = self.alpha * g[k] + (1 - self.alpha) * delta[k]
+        return v
 
-    def finish(self, s):
-        way = {k: s.travel.get(k, 0.0) for k in s.down.get(self.name, {})}
-        return {self.name: {k: torch.tensor(v, dtype=torch.float64) for k, v in way.items()}}
+    def finish(self, s: Site) -> State:
+        """K lr of every corrected tensor."""
+        k_lr: Tree = {}
+        for k in s.down.get(self.name, {}):
+            k_lr[k] = torch.tensor(s.travel.get(k, 0.0), dtype=torch.float64)
+        return {self.name: k_lr}
 
-    def aggregate(self, r):
-        x, mean, way = r.server["model"], r.mean("model"), r.mean(self.name)
-        return {
-            self.name: {
-                k: (x[k] - mean[k]) / way[k] if way[k] > 0 else torch.zeros_like(old)
-                for k, old in r.server[self.name].items()
-            }
-        }
+    def aggregate(self, r: Round) -> State:
+        x = r.server[METHOD]
+        mean_y = r.mean(METHOD)
+        mean_k_lr = r.mean(self.name)
+        delta: Tree = {}
+        for k, old in r.server[self.name].items():
+            if mean_k_lr[k] > 0:
+                delta[k] = (x[k] - mean_y[k]) / mean_k_lr[k]
+            else:  # no client took a step
+                delta[k] = torch.zeros_like(old)
+        return {self.name: delta}
 
 
 @register

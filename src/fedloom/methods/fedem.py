@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedloom.core.method import Method
-from fedloom.core.phase import tuning
+from fedloom.core.net import METHOD, Net
+from fedloom.core.phase import Phase, tuning
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.method_tools.network_copies import add_fresh_copy
 from fedloom.methods import register
@@ -23,26 +28,28 @@ NEWCOMER_STEPS = 10
 class FedEM(Method):
     """Multi-task learning under a mixture of distributions (Marfoq et al., NeurIPS 2021, Alg. 1).
 
-    M learners theta_1..theta_M are shared; client i has weights pi_i, 1/M at the start. Each round,
-    l_m(j) being learner m's loss on sample j::
+    M learners theta_1..theta_M are shared; client i has weights pi_i, 1/M each at the start. l_m(j)
+    is learner m's loss on sample j. Each round::
 
         client i  E step  q_j(m) ~ pi_im e^{-l_m(j)}, all samples, learners as received
                   M step  pi_im <- mean_j q_j(m), kept for the next round and for tests
                           theta_m <- E epochs of SGD on mean_j q_j(m) l_m(j), q held fixed
         server    theta_m <- sum_i n_i theta_im / sum_i n_i
         at a test p = sum_m pi_im softmax of learner m
-        newcomer  pi by E and M steps on its training rows, the learners as received; so does a
-                  member that was never sampled, for its test
 
-    Learner 1 is the network, the others are stages beside it (`head_2`, `head_3`), drawn anew.
+    A newcomer finds pi by E and M steps on its training rows, with the learners as received; for
+    its test, a member that was never sampled does the same. Learner 1 is the network; the others
+    are stages beside it (`head_2`, `head_3`) with random weights of their own.
 
-    Hyper-parameters: `learners` M 3 (FedPAC: 3 and 5). `adapt_epochs` > 0 is FedPAC's FedEM-FT
-    (how long it tunes is not stated): before a test an E and M step with so many epochs, kept.
+    Hyper-parameters: `learners` M 3 (FedPAC: 3 and 5). `adapt_epochs` > 0 is FedPAC's FedEM-FT,
+    which does not say how long it tunes: before a test, an E and an M step with so many epochs,
+    whose pi is kept with the tuned learners.
 
-    Deviations: all learners take a step on the same batch, one after another in the paper; `clip`
-    bounds their common norm. Ten steps for a newcomer; the paper leaves the number open. Terms
-    that speak of one model (any that add stages or a loss, or change inputs) are refused; terms
-    that correct gradients (FedProx, SCAFFOLD) act on every learner.
+    Deviations: all learners take a step on the same batch, where the paper trains one after the
+    other; `clip` bounds the norm of all their gradients together. A newcomer takes ten EM steps;
+    the paper leaves the number open. Terms that are made for one model (those that add stages or a
+    loss, or change inputs) are refused; terms that correct gradients (FedProx, SCAFFOLD) act on
+    every learner.
 
     Leaves the client: M models; never pi.
 
@@ -56,7 +63,7 @@ class FedEM(Method):
     learners: int = 3
     adapt_epochs: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.learners < 1 or self.adapt_epochs < 0:
             raise BadInput(
@@ -70,52 +77,64 @@ class FedEM(Method):
                     " fedem trains several; leave one out"
                 )
 
+    # ------------------------------------------------------------------ the learners
+
+    def extend(self, net: Net, clients: int) -> None:
+        for m in range(2, self.learners + 1):
+            add_fresh_copy(net, f"_{m}")
+
+    def _logits(self, net: Net) -> list[str]:
+        """The last stage of every learner."""
+        others = [f"{net.logits}_{m}" for m in range(2, self.learners + 1)]
+        return [net.logits, *others]
+
+    def _losses(self, s: Site) -> Tensor:
+        """l_m(j): every learner's loss on every training row [n, M]."""
+        y = s.data.train.y.to(s.device)
+        losses = [s.task.loss(s.scan(stage), y, "none") for stage in self._logits(s.net)]
+        return torch.stack(losses, 1)
+
+    # ------------------------------------------------------------------ local training
+
     @property
-    def adapt(self):
+    def adapt(self) -> tuple[Phase, ...]:
         return tuning("*", self.adapt_epochs)
 
-    def extend(self, net, clients):
-        for tag in self._tags()[1:]:
-            add_fresh_copy(net, tag)
+    def inputs(self, b: Batch, s: Site) -> None:
+        """The E step and the new pi, once, before the first batch moves the learners."""
+        if self.name in s.memo:
+            return
+        losses = self._losses(s)
+        own = s.own.get(self.name)
+        if own:
+            pi = own["pi"]
+        else:
+            first_round = not s.newcomer and s.phase not in self.adapt
+            pi = mixture_weights(losses, steps=0 if first_round else NEWCOMER_STEPS)
+        q = responsibilities(losses, pi)
+        s.memo[self.name] = q
+        s.own[self.name] = {"pi": q.mean(0)}
 
-    def _tags(self):
-        return ["", *(f"_{m}" for m in range(2, self.learners + 1))]
-
-    def _last(self, net):
-        """The stage of every learner's logits."""
-        return [net.logits + tag for tag in self._tags()]
-
-    def _held(self, s, losses, steps):
-        """pi where the client has trained; elsewhere so many steps of EM from equal weights."""
-        held = s.own.get(self.name)
-        return held["pi"] if held else mixture_weights(losses, steps)
-
-    def _losses(self, s, w):
-        """Every learner's loss on every training row [n, M]."""
-        y = s.data.train.y.to(s.device)
-        return torch.stack(
-            [s.task.loss(s.scan(stage, w), y, "none") for stage in self._last(s.net)], 1
-        )
-
-    def inputs(self, b, s):
-        """The E step, before the first batch of a round moves anything."""
-        if self.name not in s.memo:
-            losses, first = self._losses(s, s.w), not s.newcomer and s.phase not in self.adapt
-            pi = self._held(s, losses, 0 if first else NEWCOMER_STEPS)
-            q = responsibilities(losses, pi)
-            s.memo[self.name], s.own[self.name] = q, {"pi": q.mean(0)}
-
-    def loss(self, b, s):
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        """The M step's objective: the sum over m of mean_j q_j(m) l_m(j)."""
         q = s.memo[self.name][b.idx]
-        return sum(
-            (q[:, m] * s.task.loss(b.out[stage], b.target, "none")).mean()
-            for m, stage in enumerate(self._last(s.net))
-        )
+        loss = torch.zeros((), device=s.device)
+        for m, stage in enumerate(self._logits(s.net)):
+            l_m = s.task.loss(b.out[stage], b.target, "none")
+            loss = loss + (q[:, m] * l_m).mean()
+        return loss
 
-    def personalize(self, s):
-        losses = None if self.name in s.own else self._losses(s, s.w)
-        return {"model": s.w, self.name: {"pi": self._held(s, losses, NEWCOMER_STEPS)}}
+    # ------------------------------------------------------------------ prediction
 
-    def predict(self, net, state, x):
-        out, pi = net(state["model"], x), state[self.name]["pi"]
-        return sum(p * out[m].softmax(-1) for p, m in zip(pi, self._last(net), strict=True))
+    def personalize(self, s: Site) -> State:
+        own = s.own.get(self.name)
+        pi = own["pi"] if own else mixture_weights(self._losses(s), NEWCOMER_STEPS)
+        return {METHOD: s.w, self.name: {"pi": pi}}
+
+    def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
+        out = net(state[METHOD], x)
+        pi = state[self.name]["pi"]
+        p = torch.zeros_like(out[net.logits])
+        for m, stage in enumerate(self._logits(net)):
+            p = p + pi[m] * out[stage].softmax(-1)
+        return p

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.core.method import Method
+from fedloom.core.net import Net
 from fedloom.core.phase import Phase
+from fedloom.core.site import Site
+from fedloom.core.term import Batch
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.balanced import log_prior
@@ -27,7 +30,7 @@ class SimplexHead(nn.Module):
         self.vertices = nn.Parameter(simplex_etf(classes, dims))
         self.beta = nn.Parameter(torch.tensor(beta))
 
-    def forward(self, z):
+    def forward(self, z: Tensor) -> Tensor:
         return self.beta * F.normalize(z, dim=1) @ self.vertices.T
 
 
@@ -36,22 +39,23 @@ class SimplexHead(nn.Module):
 class FedETF(Method):
     """Neural-collapse inspired federated learning (Li et al., ICCV 2023).
 
-    u = g(f(x)) / |g(f(x))|, g a linear projection; class vectors v_1..v_K are the vertices of a
-    simplex, the same for all and fixed; beta is trained. Each round, N_c samples of class c::
+    Features are u = g(f(x)) / |g(f(x))|, where g is a linear projection. The class vectors v_1..v_K
+    are the vertices of a simplex, fixed and the same for all clients; the temperature beta is
+    trained. Each round, N_c being the client's number of samples of class c::
 
-        client i  f, g, beta: E epochs on
-                  -log N_y^gamma e^{beta v_y'u} / sum_c N_c^gamma e^{beta v_c'u}   balanced feature
-        server    f, g, beta <- sum_i n_i (.)_i / sum_i n_i                        loss
+        client i  f, g, beta: E epochs on the balanced feature loss
+                  -log N_y^gamma e^{beta v_y'u} / sum_c N_c^gamma e^{beta v_c'u}
+        server    f, g, beta <- sum_i n_i (.)_i / sum_i n_i
         personal  f, g, beta: another E epochs on the balanced loss; then, by plain cross-entropy,
                   `alternations` times `turn_epochs` epochs of v and as many of g
 
-    Hyper-parameters: `gamma` 1.0; `beta` 1.0, where the temperature begins; `dim` None: as many
-    as the features, at least K. Of the published code: `adapt_epochs` None: E; `alternations` 20
-    of `turn_epochs` 3; `simplex_lr` 0.1, without momentum and weight decay; `projection_lr` 0.05.
-    `adapt_epochs=0, alternations=0` keeps the global model.
+    Hyper-parameters: `gamma` 1.0; `beta` 1.0, where the temperature begins; `dim` of u, None for as
+    many as the features have, and at least K. These are the published code's: `adapt_epochs` None,
+    which is E; `alternations` 20 of `turn_epochs` 3; `simplex_lr` 0.1, without momentum and weight
+    decay; `projection_lr` 0.05. `adapt_epochs=0, alternations=0` keeps the global model.
 
-    Deviations: all rates share the run's decay, also the last two. A class the client lacks has no
-    part in its balanced softmax.
+    Deviations: the run's decay acts on all learning rates, the last two included. A class that the
+    client lacks has no part in its balanced softmax.
 
     Leaves the client: body, projection and temperature (and the simplex, which never changes).
 
@@ -70,7 +74,7 @@ class FedETF(Method):
     simplex_lr: float = 0.1
     projection_lr: float = 0.05
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         super().__post_init__()
         if self.gamma < 0:
             raise BadInput(f"gamma is 0 or more, not {self.gamma}")
@@ -82,20 +86,29 @@ class FedETF(Method):
             )
 
     @property
-    def phases(self):
+    def phases(self) -> tuple[Phase, ...]:
         return (Phase(train=ALL_BUT_SIMPLEX),)
 
     @property
-    def adapt(self):
+    def adapt(self) -> tuple[Phase, ...]:
         whole = Phase("whole", ALL_BUT_SIMPLEX, epochs=self.adapt_epochs)
-        bare = Phase("simplex", "head.vertices", momentum=0.0, weight_decay=0.0)
-        simplex = replace(bare, epochs=self.turn_epochs, lr=self.simplex_lr)
-        projection = Phase("projection", "projection.*", self.turn_epochs, lr=self.projection_lr)
+        simplex = Phase(
+            "simplex",
+            "head.vertices",
+            epochs=self.turn_epochs,
+            lr=self.simplex_lr,
+            momentum=0.0,
+            weight_decay=0.0,
+        )
+        projection = Phase(
+            "projection", "projection.*", epochs=self.turn_epochs, lr=self.projection_lr
+        )
         first = () if self.adapt_epochs == 0 else (whole,)
         return (*first, *(simplex, projection) * self.alternations)
 
-    def extend(self, net, clients):
-        width, classes = net.shape_of(net.feature).numel(), net.shape_of(net.logits)[-1]
+    def extend(self, net: Net, clients: int) -> None:
+        width = net.shape_of(net.feature).numel()
+        classes = net.shape_of(net.logits)[-1]
         dims = max(width, classes) if self.dim is None else self.dim
         if classes < 2 or dims < classes:
             raise BadInput(
@@ -105,8 +118,10 @@ class FedETF(Method):
         net.insert("projection", nn.Sequential(nn.Flatten(), nn.Linear(width, dims)))
         net.replace("head", SimplexHead(classes, dims, self.beta))
 
-    def loss(self, b, s):
-        gamma = 0.0 if s.phase.name in ("simplex", "projection") else self.gamma
-        if (at := (self.name, gamma)) not in s.memo:
-            s.memo[at] = log_prior(s.counts, gamma)
-        return s.task.loss(b.out[s.net.logits] + s.memo[at], b.target)
+    def loss(self, b: Batch, s: Site) -> Tensor:
+        plain = s.phase.name in ("simplex", "projection")
+        gamma = 0.0 if plain else self.gamma
+        key = (self.name, gamma)
+        if key not in s.memo:
+            s.memo[key] = log_prior(s.counts, gamma)  # gamma log N_c
+        return s.task.loss(b.out[s.net.logits] + s.memo[key], b.target)

@@ -6,8 +6,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
-from fedloom.core.term import Term
+from fedloom.core.net import Net
+from fedloom.core.round import Round
+from fedloom.core.site import Site
+from fedloom.core.term import Batch, Term
+from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
 from fedloom.method_tools.mean_data import mean_data
@@ -28,17 +33,18 @@ class FedMix(Term):
                    loss  = (1 - lam) CE(x^, y) + lam CE(x^, ybar)
                          + lam <grad_x CE(x^, y), xbar>                              Proposition 1
 
-    which is global mixup's loss up to terms of second order in lam.
+    This is the loss of mixup over all clients' data, up to terms of second order in lam.
 
-    Hyper-parameters: `lam` 0.1 (the paper: 0.05 CIFAR-10, 0.1 CIFAR-100, 0.2 FEMNIST; FedBR tunes
-    over {0.01, 0.1, 0.2}, its code has 0.1); `means` 1: groups per client, which share all of its
-    samples, so M is their number over `means`; `of` 10: the least samples in a group (FedBR's M).
-    `per` "batch": one mean for the whole batch, "sample": one for each of it (FedBR).
+    Hyper-parameters: `lam` 0.1 (the paper: 0.05 for CIFAR-10, 0.1 for CIFAR-100, 0.2 for FEMNIST;
+    FedBR tunes over {0.01, 0.1, 0.2}, and its code has 0.1). `means` 1 is the number of groups into
+    which a client divides its n_i samples, so a mean is over M = n_i / `means` of them. `of` 10 is
+    the smallest number of samples in a group (FedBR's M). `per` "batch" takes one mean for the
+    whole batch, "sample" one for each of its samples (FedBR).
 
-    Deviations: the paper fixes M and lets a client send n_i / M means; here their number is fixed,
-    and a large `means` gives the paper's with M = `of`. A client with fewer than `of` samples sends
-    none, where a mean would be nearer to an image than was asked. Means are made and sent once,
-    from images without augmentation; a client may draw its own.
+    Deviations: the paper fixes M and lets a client send n_i / M means. Here the number of means is
+    fixed, and a large `means` gives the paper's with M = `of`. A client with fewer than `of`
+    samples sends none, because a mean of so few would be nearer to an image than was asked for.
+    Means are made and sent once, from images without augmentation; a client may draw its own.
 
     Leaves the client: `means` means of at least `of` training images and of their labels, with
     the numbers of samples in them, once.
@@ -51,14 +57,15 @@ class FedMix(Term):
     family: ClassVar[str] = "extra data"
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
-    # A balanced softmax gives probability 0 to classes that a mean may hold and its reader lacks.
+    # The losses of FedCR and SphereFed take hard labels. The balanced softmax of Fed-RoD and FedETF
+    # gives probability 0 to a class that the client lacks, and the label of a mean may hold it.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed", "fedrod", "fedetf")
     lam: float = 0.1
     means: int = 1
     of: int = 10
     per: Literal["batch", "sample"] = "batch"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not 0 <= self.lam < 1:
             raise BadInput(f"fedmix: lam is at least 0 and below 1, not {self.lam}")
         if self.of < 2 or self.means < 1:
@@ -67,44 +74,57 @@ class FedMix(Term):
                 f" not {self.of} and {self.means}"
             )
 
-    def extend(self, net, clients):
+    def extend(self, net: Net, clients: int) -> None:
         if not net.input_dtype.is_floating_point:
             raise BadInput("fedmix averages inputs, and this network reads token ids")
 
-    def special(self, s):
-        how = (self.means, self.of, s.data.classes, s.gen(self.name))
-        return {self.name: mean_data(s.data.train, *how)}
+    # ------------------------------------------------------------------ the means
 
-    def send(self, r, cid):
+    def special(self, s: Site) -> State:
+        gen = s.gen(self.name)
+        return {self.name: mean_data(s.data.train, self.means, self.of, s.data.classes, gen)}
+
+    def send(self, r: Round, cid: int) -> State:
         return broadcast_once.send(r, self.name, cid)
 
-    def inputs(self, b, s):
+    def finish(self, s: Site) -> State:
+        return broadcast_once.keep(s, self.name)
+
+    def aggregate(self, r: Round) -> State:
+        if r.plan.kind != "special":
+            return {self.name: broadcast_once.mark_holders(r, self.name)}
+        not_empty = r.stack(self.name, "size") > 0  # [m, means]
+        means = {
+            "x": r.stack(self.name, "x")[not_empty],
+            "y": r.stack(self.name, "y")[not_empty],
+        }
+        return {self.name: broadcast_once.start(r, means)}
+
+    # ------------------------------------------------------------------ a local step
+
+    def inputs(self, b: Batch, s: Site) -> None:
+        """x^ = (1 - lam) x, and a label whose cross-entropy is Proposition 1's first two terms."""
         means = broadcast_once.received(s, self.name)
         if not self.lam or not means or not len(means["x"]):
             return
-        at = (self.name, s.training)  # a second model's draws must not move the first one's
-        if at not in s.memo:
-            s.memo[at] = s.gen(at)
+        key = (self.name, s.training)  # a second model's draws must not move the first one's
+        if key not in s.memo:
+            s.memo[key] = s.gen(key)
         count = len(b.x) if self.per == "sample" else 1
-        i = torch.randint(len(means["x"]), (count,), generator=s.memo[at])
-        s.memo[self.name] = b.target, means["x"][i]
+        chosen = torch.randint(len(means["x"]), (count,), generator=s.memo[key])
+        x_mean, y_mean = means["x"][chosen], means["y"][chosen]
+
+        s.memo[self.name] = (b.target, x_mean)  # for the third term, in `loss`
         y = soft_labels(b.target, s.data.classes, b.x)
-        b.target = (1 - self.lam) * y + self.lam * means["y"][i]  # CE is linear in it
+        b.target = (1 - self.lam) * y + self.lam * y_mean  # cross-entropy is linear in the label
         b.x = ((1 - self.lam) * b.x).requires_grad_()
 
-    def loss(self, b, s):
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
+        """Proposition 1's third term, lam <grad_x CE(x^, y), xbar>."""
         if self.name not in s.memo:
             return 0.0
         y, x_mean = s.memo.pop(self.name)
         ce = s.task.loss(b.out[s.net.logits], y)
         (slope,) = torch.autograd.grad(ce, b.x, create_graph=True)
-        return self.lam * (slope * x_mean).sum()  # Proposition 1, third term
-
-    def finish(self, s):
-        return broadcast_once.keep(s, self.name)
-
-    def aggregate(self, r):
-        if r.plan.kind != "special":
-            return {self.name: broadcast_once.mark_holders(r, self.name)}
-        made = r.stack(self.name, "size") > 0  # [m, means]
-        return {self.name: broadcast_once.start(r, {k: r.stack(self.name, k)[made] for k in "xy"})}
+        third_term: Tensor = self.lam * (slope * x_mean).sum()
+        return third_term
