@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.report.figures import Drawings, plain_table
+from fedloom.drawing.figures import Drawings, plain_table
+from fedloom.drawing.html import Html, tag
 from fedloom.report.findings import count_range, mean_of_known, newest
-from fedloom.report.html import Html, tag
 from fedloom.runs.scores import Record
 
 FISHER = {"mean": "mean", "largest": "largest", "within_classes": "within classes"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedloom.report.figures import Drawings, plain_table, rounded
+from fedloom.drawing.figures import Drawings, plain_table, rounded
+from fedloom.drawing.html import Html, tag
 from fedloom.report.findings import SIDES, bars, count_range, mean_of_known, newest
-from fedloom.report.html import Html, tag
 from fedloom.runs.scores import Record
 
 UNEQUAL = "local-test"

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from fedloom.diagnose.finding import NAMES
+from fedloom.drawing.figures import Drawings, plain_table, rounded
+from fedloom.drawing.html import Html, tag
 from fedloom.report.bias import representation_bias
 from fedloom.report.description import description_length
-from fedloom.report.figures import Drawings, plain_table, rounded
 from fedloom.report.findings import SIDES, bars, newest
 from fedloom.report.groups import Group, Row
-from fedloom.report.html import Html, tag
 from fedloom.report.runs import StoredRun
 from fedloom.report.scatter import ellipses_figure, tsne_figure
 from fedloom.runs.scores import Record

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from fedloom.report.figures import rounded
+from fedloom.drawing.figures import rounded
 from fedloom.runs.scores import Record
 
 SIDES = ("before", "after")

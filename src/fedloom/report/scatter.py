@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.report.figures import Drawings, plain_table, rounded, thinned
-from fedloom.report.html import Html
+from fedloom.drawing.figures import Drawings, plain_table, rounded, thinned
+from fedloom.drawing.html import Html
 from fedloom.runs.scores import Record
 
 MOST_POINTS = 3000

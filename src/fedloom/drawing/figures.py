@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedloom.report.html import Html, tag
-from fedloom.report.tables import MINUS, NONE, Cell, Column, html_table
+from fedloom.drawing.html import Html, tag
+from fedloom.drawing.tables import MINUS, NONE, Cell, Column, html_table
 
 MOST_POINTS = 500
 MOST_TABLE_ROWS = 120
