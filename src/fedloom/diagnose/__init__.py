@@ -6,7 +6,7 @@ for finding in fl.diagnose.study(fl.diagnose.Snapshots.of("runs/mine"), "mdl, ck
     print(finding.name, finding.layer, finding.result)
 """
 
-from fedloom.diagnose.measures import Options
+from fedloom.diagnose.measure import Options
 from fedloom.diagnose.recorder import diagnose
 from fedloom.diagnose.samples import Sample, Samples
 from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
