@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from fedloom.analysis.separation import class_separation
 from fedloom.diagnose.charts import bars, newest, over_rounds
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
-from fedloom.diagnose.per_client import SIDES, Column, Counts, Sides, columns_of, means_of
+from fedloom.diagnose.per_client import SIDES, Column, Counts, Side, Sides, columns_of, means_of
 from fedloom.diagnose.rows import Row, short
 from fedloom.diagnose.snapshots import ClientView
 from fedloom.drawing.figures import Drawings, plain_table
@@ -102,11 +102,6 @@ def _rows(separation: Reading[SeparationResult]) -> list[Row]:
 
 def _chart(name: str, readings: list[Reading[SeparationResult]], drawings: Drawings) -> Html:
     last = newest(readings)
-    results = [separation.result for separation in last]
-    before = bars(
-        "before", [r.mean.before.value for r in results], [r.before.value for r in results]
-    )
-    after = bars("after", [r.mean.after.value for r in results], [r.after.value for r in results])
     head = [
         *("layer", "before", "after", "shuffled before", "shuffled after"),
         *("debiased before", "debiased after"),
@@ -127,7 +122,7 @@ def _chart(name: str, readings: list[Reading[SeparationResult]], drawings: Drawi
             "kind": "bars",
             "ylabel": "R²",
             "groups": [separation.layer for separation in last],
-            "series": [before, after],
+            "series": [_bars(side, [separation.result for separation in last]) for side in SIDES],
             "references": [],
         },
         plain_table(f"{name}-table", "Mean over clients", head, rows),
@@ -142,6 +137,11 @@ def _chart(name: str, readings: list[Reading[SeparationResult]], drawings: Drawi
         lambda separation, side: separation.result.mean[side].value,
     )
     return tag("div", chart, curve, class_="flat")
+
+
+def _bars(side: Side, layers: list[SeparationResult]) -> dict[str, Any]:
+    clients = [(layer.before if side == "before" else layer.after).value for layer in layers]
+    return bars(side, [layer.mean[side].value for layer in layers], clients)
 
 
 DIAGNOSTIC = Diagnostic(
