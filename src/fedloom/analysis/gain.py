@@ -53,8 +53,8 @@ def gain(
     `significance.disagreements`; they make errors exact. A journal holds only accuracies; from
     these alone the errors are those of independent models, too wide where models agree.
 
-    >>> found = gain([0.8, 0.7], [0.6, 0.7], [100, 100])
-    >>> round(found.mean, 3), found.helped, found.harmed
+    >>> gained = gain([0.8, 0.7], [0.6, 0.7], [100, 100])
+    >>> round(gained.mean, 3), gained.helped, gained.harmed
     (0.1, 0.5, 0.0)
     """
     a, b, rows = shares(method, "method"), shares(local, "local"), row_counts(n)
