@@ -21,7 +21,7 @@ from fedloom.core.digest import state_sha256
 from fedloom.diagnose import recorder
 from fedloom.diagnose.diagnostics import mdl
 from fedloom.diagnose.measure import Options
-from fedloom.diagnose.registry import chosen, diagnostics
+from fedloom.diagnose.registry import chosen, diagnostics, read
 from fedloom.diagnose.snapshots import Snapshots
 from fedloom.diagnose.study import study
 from fedloom.diagnose.terminal import findings_table
@@ -406,13 +406,16 @@ def test_pictures_name_every_point(snapshots: Snapshots, findings: list[Finding]
 
 def test_results_are_read_back_as_their_types(findings: list[Finding]) -> None:
     for finding in findings:
-        reading = diagnostics()[finding.name].read(finding)
+        reading = read(finding)
+        assert (reading.round, reading.layer) == (finding.round, finding.layer)
         assert type(reading.result) is diagnostics()[finding.name].result
         assert jsonable(dump(reading.result)) == finding.result
     broken = replace(one(findings, "global_accuracy"), result={"clients": [0]})
     with pytest.raises(RunFolderError, match="result of global_accuracy in round 2") as caught:
-        diagnostics()["global_accuracy"].read(broken)
+        read(broken)
     assert "\n" not in str(caught.value)
+    with pytest.raises(UnknownName, match="did you mean 'cka'"):
+        read(replace(findings[0], name="ckaa"))
 
 
 def test_every_diagnostic_has_its_place_and_its_line_in_the_docs() -> None:

@@ -23,7 +23,7 @@ class ClassEllipses:
     counts: Tensor
     """[C]."""
     means: Tensor
-    """[C, 2]; NaN for a class nobody holds."""
+    """[C, 2]; NaN for a class without rows."""
     covariances: Tensor
     """[C, 2, 2] with divisor m - 1; NaN for a class of fewer than two rows."""
     half_axes: Tensor

@@ -59,7 +59,7 @@ def gain(
     """
     a, b, rows = shares(method, "method"), shares(local, "local"), row_counts(n)
     same_length(method=a, local=b, n=rows)
-    gains = np.round(a - b, 12)  # .9 - .8 and .3 - .2 are one gain
+    gains = np.round(a - b, 12)  # so that .9 - .8 equals .3 - .2
     if disagreements is None:
         errors = np.sqrt((a * (1 - a) + b * (1 - b)) / rows)
     else:

@@ -242,7 +242,7 @@ def signed_rank(differences: ArrayLike) -> Exact:
     >>> signed_rank([1, 2, 3, 4, 5])
     Exact(p=0.0625, n=5, smallest=0.0625)
     """
-    d = np.round(vector(differences, "differences"), 12)  # .9 - .8 and .8 - .7 tie
+    d = np.round(vector(differences, "differences"), 12)  # so that .9 - .8 equals .8 - .7
     n = int(np.count_nonzero(d))
     if n == 0:
         return Exact(math.nan, 0, 1.0)

@@ -34,7 +34,7 @@ class Best:
     by_chance: float
     """How far a flat curve would come above its level, in standard deviations of its noise."""
     last: float
-    """Mean of the last ten scored rounds, which nobody chose."""
+    """Mean of the last ten scored rounds, which no choice can raise."""
 
 
 def best_rounds(curve: ArrayLike, count: int = 5, *, rounds: ArrayLike | None = None) -> Best:

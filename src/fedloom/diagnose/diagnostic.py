@@ -48,7 +48,7 @@ class Diagnostic(Generic[Result]):
 
     def read(self, finding: Finding) -> Reading[Result]:
         """A finding of this diagnostic that was not skipped."""
-        where = f"the result of {self.name} in round {finding.round}"
+        where = f"the result of {self.name} in round {finding.round} of diagnostics.jsonl"
         return Reading(
             round=finding.round,
             snapshot=finding.snapshot,

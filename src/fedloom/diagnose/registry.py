@@ -9,8 +9,9 @@ from pkgutil import iter_modules
 from typing import Any
 
 from fedloom.diagnose import diagnostics as package
-from fedloom.diagnose.diagnostic import Diagnostic
+from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.errors import BadInput, UnknownName
+from fedloom.record import Finding
 
 
 @cache
@@ -21,6 +22,14 @@ def diagnostics() -> Mapping[str, Diagnostic[Any]]:
         import_module(f"{package.__name__}.{name}").DIAGNOSTIC for name in names
     ]
     return {one.name: one for one in sorted(every, key=lambda one: one.order)}
+
+
+def read(finding: Finding) -> Reading[Any]:
+    """A finding that was not skipped, with its result as an object instead of plain values."""
+    known = diagnostics()
+    if finding.name not in known:
+        raise UnknownName("diagnostic", finding.name, known)
+    return known[finding.name].read(finding)
 
 
 def chosen(names: str | Iterable[str] | None) -> tuple[str, ...]:
