@@ -72,35 +72,36 @@ def over_rounds(
 
 
 def layer_table(
-    name: str,
-    title: str,
-    head: Sequence[str],
-    readings: list[Reading[Result]],
-    numbers: Callable[[Result], list[Any]],
-    note: str,
-) -> Html:
-    """A row of means over clients for each layer, of the last round that has any."""
-    last = newest(readings)
-    caption = f"{title}, mean over clients, round {last[0].round}"
-    rows = [[reading.layer, *numbers(reading.result)] for reading in last]
-    return tag(
-        "div",
-        plain_table(f"{name}-table", caption, ["layer", *head], rows),
-        tag("p", note, class_="quiet"),
-        class_="wide",
-    )
+    title: str, head: Sequence[str], cells: Callable[[Result], list[Any]], note: str
+) -> Callable[[str, list[Reading[Result]], Drawings], Html]:
+    """In place of a chart: a row of means over clients for each layer, of the last round that has
+    any. `cells` are those of a row, as many as the head has."""
+
+    def table(name: str, readings: list[Reading[Result]], drawings: Drawings) -> Html:
+        last = newest(readings)
+        caption = f"{title}, mean over clients, round {last[0].round}"
+        rows = [[reading.layer, *cells(reading.result)] for reading in last]
+        return tag(
+            "div",
+            plain_table(f"{name}-table", caption, ["layer", *head], rows),
+            tag("p", note, class_="quiet"),
+            class_="wide",
+        )
+
+    return table
 
 
 def each_layer(
-    draw: Callable[[str, Reading[Result], Drawings], Html],
-    name: str,
-    readings: list[Reading[Result]],
-    drawings: Drawings,
-) -> Html:
-    """A picture of every layer in the last round that has any."""
-    layers = {reading.layer: reading for reading in newest(readings)}.values()
-    figures = [draw(f"{name}-{i}", reading, drawings) for i, reading in enumerate(layers)]
-    return tag("div", figures, class_="flat")
+    figure: Callable[[str, Reading[Result], Drawings], Html],
+) -> Callable[[str, list[Reading[Result]], Drawings], Html]:
+    """A figure of every layer, of the last round that has any."""
+
+    def figures(name: str, readings: list[Reading[Result]], drawings: Drawings) -> Html:
+        layers = {reading.layer: reading for reading in newest(readings)}.values()
+        drawn = [figure(f"{name}-{i}", reading, drawings) for i, reading in enumerate(layers)]
+        return tag("div", drawn, class_="flat")
+
+    return figures
 
 
 def count_range(counts: Sequence[int]) -> str:

@@ -16,8 +16,6 @@ from fedloom.diagnose.measure import LayerMeasure
 from fedloom.diagnose.per_client import SIDES, Column, Counts, Side, columns_of, means_of
 from fedloom.diagnose.rows import Row, short
 from fedloom.diagnose.snapshots import SEEN_AT_LEAST, ClientView
-from fedloom.drawing.figures import Drawings
-from fedloom.drawing.html import Html
 from fedloom.record import Number
 
 Numbers = TypeVar("Numbers")
@@ -124,23 +122,15 @@ def _rows(drift: Reading[DriftResult]) -> list[Row]:
     return [Row("cosine drift", drift.layer, drift.data, numbers, unseen)]
 
 
+TITLE = "Drift"
 HEAD = [
     *("seen classes", "unseen classes", "one less CKA", "if unrelated"),
     *("seen rows", "unseen rows"),
 ]
-
-
-def _chart(name: str, readings: list[Reading[DriftResult]], drawings: Drawings) -> Html:
-    del drawings  # a table of layers says it all
-    return layer_table(
-        name,
-        DIAGNOSTIC.title,
-        HEAD,
-        readings,
-        _cells,
-        "Cosine distance that local training moves a row of a seen or an unseen class; over all"
-        " rows one less CKA, beside that of unrelated features.",
-    )
+NOTE = (
+    "Cosine distance that local training moves a row of a seen or an unseen class; over all"
+    " rows one less CKA, beside that of unrelated features."
+)
 
 
 def _cells(result: DriftResult) -> list[Any]:
@@ -153,10 +143,10 @@ def _cells(result: DriftResult) -> list[Any]:
 
 DIAGNOSTIC = Diagnostic(
     name="drift",
-    title="Drift",
+    title=TITLE,
     order=50,
     measure=DriftMeasure,
     result=DriftResult,
     rows=_rows,
-    chart=_chart,
+    chart=layer_table(TITLE, HEAD, _cells, NOTE),
 )

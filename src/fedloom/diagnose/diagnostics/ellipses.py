@@ -118,10 +118,6 @@ def _rows(ellipses: Reading[EllipsesResult]) -> list[Row]:
 # ------------------------------------------------------------------ report
 
 
-def _chart(name: str, readings: list[Reading[EllipsesResult]], drawings: Drawings) -> Html:
-    return each_layer(_figure, name, readings, drawings)
-
-
 def _figure(name: str, ellipses: Reading[EllipsesResult], drawings: Drawings) -> Html:
     """For every client, its features before and after with an ellipse for each class."""
     panels = ellipses.result.panels[: 2 * MOST_CLIENTS]
@@ -181,5 +177,5 @@ DIAGNOSTIC = Diagnostic(
     measure=EllipsesMeasure,
     result=EllipsesResult,
     rows=_rows,
-    chart=_chart,
+    chart=each_layer(_figure),
 )

@@ -15,8 +15,6 @@ from fedloom.diagnose.measure import LayerMeasure
 from fedloom.diagnose.per_client import SIDES, Column, Counts, Sides, columns_of, means_of
 from fedloom.diagnose.rows import Row, short
 from fedloom.diagnose.snapshots import ClientView
-from fedloom.drawing.figures import Drawings
-from fedloom.drawing.html import Html
 from fedloom.record import Number
 
 T = TypeVar("T")
@@ -131,25 +129,17 @@ def _rows(reading: Reading[FisherResult]) -> list[Row]:
     return [Row("Fisher ratio, largest", reading.layer, reading.data, numbers, reference)]
 
 
+TITLE = "Fisher ratio"
 HEAD = [
     *("mean before", "after", "noise"),
     *("largest before", "after", "noise"),
     *("within classes before", "after", "noise"),
     *("own rows", "others' rows"),
 ]
-
-
-def _chart(name: str, readings: list[Reading[FisherResult]], drawings: Drawings) -> Html:
-    del drawings  # a table of layers says it all
-    return layer_table(
-        name,
-        DIAGNOSTIC.title,
-        HEAD,
-        readings,
-        _cells,
-        "How far a client's features lie from the others', in their own spread: in the mean and in"
-        " the largest dimension, and within classes. Noise: what rows of one law would give.",
-    )
+NOTE = (
+    "How far a client's features lie from the others', in their own spread: in the mean and in"
+    " the largest dimension, and within classes. Noise: what rows of one law would give."
+)
 
 
 def _cells(result: FisherResult) -> list[Any]:
@@ -165,10 +155,10 @@ def _cells(result: FisherResult) -> list[Any]:
 
 DIAGNOSTIC = Diagnostic(
     name="fisher",
-    title="Fisher ratio",
+    title=TITLE,
     order=40,
     measure=FisherMeasure,
     result=FisherResult,
     rows=_rows,
-    chart=_chart,
+    chart=layer_table(TITLE, HEAD, _cells, NOTE),
 )

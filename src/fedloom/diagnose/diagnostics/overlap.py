@@ -12,8 +12,6 @@ from fedloom.diagnose.measure import LayerMeasure
 from fedloom.diagnose.per_client import SIDES, Column, Counts, Side, columns_of, mean, means_of
 from fedloom.diagnose.rows import Row, short
 from fedloom.diagnose.snapshots import SEEN_AT_LEAST, ClientView
-from fedloom.drawing.figures import Drawings
-from fedloom.drawing.html import Html
 from fedloom.record import Number
 
 T = TypeVar("T")
@@ -141,20 +139,12 @@ def _rows(overlap: Reading[OverlapResult]) -> list[Row]:
     return [Row(label, overlap.layer, overlap.data, numbers, reference)]
 
 
+TITLE = "Overlap of seen and unseen"
 HEAD = ["told apart before", "after", "noise ±", "ratio of spreads", "rows of each set"]
-
-
-def _chart(name: str, readings: list[Reading[OverlapResult]], drawings: Drawings) -> Html:
-    del drawings  # a table of layers says it all
-    return layer_table(
-        name,
-        DIAGNOSTIC.title,
-        HEAD,
-        readings,
-        _cells,
-        "Area under the curve of seen against unseen classes, 0.5 if nothing tells them apart; a"
-        " ratio of spreads below 1: they collapse.",
-    )
+NOTE = (
+    "Area under the curve of seen against unseen classes, 0.5 if nothing tells them apart; a"
+    " ratio of spreads below 1: they collapse."
+)
 
 
 def _cells(result: OverlapResult) -> list[Any]:
@@ -167,10 +157,10 @@ def _cells(result: OverlapResult) -> list[Any]:
 
 DIAGNOSTIC = Diagnostic(
     name="overlap",
-    title="Overlap of seen and unseen",
+    title=TITLE,
     order=60,
     measure=OverlapMeasure,
     result=OverlapResult,
     rows=_rows,
-    chart=_chart,
+    chart=layer_table(TITLE, HEAD, _cells, NOTE),
 )

@@ -157,10 +157,6 @@ def _rows(tsne: Reading[TsneResult]) -> list[Row]:
 # ------------------------------------------------------------------ report
 
 
-def _chart(name: str, readings: list[Reading[TsneResult]], drawings: Drawings) -> Html:
-    return each_layer(_figure, name, readings, drawings)
-
-
 def _figure(name: str, tsne: Reading[TsneResult], drawings: Drawings) -> Html:
     """The points before and after in panels of their own."""
     result = tsne.result
@@ -202,5 +198,5 @@ DIAGNOSTIC = Diagnostic(
     measure=TsneMeasure,
     result=TsneResult,
     rows=_rows,
-    chart=_chart,
+    chart=each_layer(_figure),
 )
