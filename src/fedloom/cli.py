@@ -355,14 +355,14 @@ def diagnose(
 
     Looks at the newest checkpoint and writes diagnostics.jsonl in the run folder.
     """
-    from fedloom.diagnose.measures import Options
-    from fedloom.diagnose.recorder import diagnose as measured
-    from fedloom.diagnose.summary import Steps, findings_table
+    from fedloom.diagnose.measure import Options
+    from fedloom.diagnose.recorder import diagnose as diagnose_run
+    from fedloom.diagnose.terminal import Steps, findings_table
     from fedloom.record import dump
 
     options = Options(estimator, probe)
     with Steps(err, quiet) as steps:
-        findings, warnings = measured(
+        findings, warnings = diagnose_run(
             run, only, rows=rows, clients=clients, options=options, progress=steps.begin
         )
     for warning in warnings:

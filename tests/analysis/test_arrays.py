@@ -16,10 +16,10 @@ def test_tensors_and_arrays_of_any_kind_become_the_same_matrix():
     rows.flags.writeable = False
     expected = torch.tensor([[6.0, 7, 8, 9, 10, 11], [0, 1, 2, 3, 4, 5]], dtype=torch.float64)
     for given in (rows, torch.tensor(rows.copy(), requires_grad=True), rows.astype(np.int64)):
-        found = as_matrix(given)
-        assert found.dtype == torch.float64
-        assert not found.requires_grad
-        assert torch.equal(found, expected)
+        matrix = as_matrix(given)
+        assert matrix.dtype == torch.float64
+        assert not matrix.requires_grad
+        assert torch.equal(matrix, expected)
     assert as_matrix(torch.zeros(3)).shape == (3, 1)
 
 
@@ -67,8 +67,8 @@ def test_logits_and_probabilities_are_not_taken_for_each_other():
 
 def test_the_logarithm_of_a_zero_probability_is_small_and_finite():
     """104 below the row's largest, exp(-104) being zero in float32; others are refused."""
-    found = as_logits(torch.tensor([[0.5, 0.0, 0.5]]).log())
-    assert float(found[0, 1]) == pytest.approx(np.log(0.5) - 104)
+    logits = as_logits(torch.tensor([[0.5, 0.0, 0.5]]).log())
+    assert float(logits[0, 1]) == pytest.approx(np.log(0.5) - 104)
     with pytest.raises(BadInput, match="diverged"):
         as_logits(torch.tensor([[0.0, float("inf")]]))
     with pytest.raises(BadInput, match="diverged"):

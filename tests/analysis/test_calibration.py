@@ -22,13 +22,13 @@ def answers(*groups: tuple[float, int, int]) -> tuple[Tensor, Tensor]:
 def test_one_group():
     """100 samples at .8 with 60 right: .2 too confident. NLL .6 ln(1/.8) + .4 ln(1/.2); Brier
     .6 * 2 * .04 + .4 * 2 * .64 = .56."""
-    found = calibration(*answers((0.8, 100, 60)))
-    assert found.ece == found.mce == pytest.approx(0.2)
-    assert found.rmsce == pytest.approx(0.2)
-    assert found.gap == pytest.approx(0.2)
-    assert found.accuracy == pytest.approx(0.6)
-    assert found.nll == pytest.approx(-0.6 * math.log(0.8) - 0.4 * math.log(0.2))
-    assert found.brier == pytest.approx(0.56)
+    score = calibration(*answers((0.8, 100, 60)))
+    assert score.ece == score.mce == pytest.approx(0.2)
+    assert score.rmsce == pytest.approx(0.2)
+    assert score.gap == pytest.approx(0.2)
+    assert score.accuracy == pytest.approx(0.6)
+    assert score.nll == pytest.approx(-0.6 * math.log(0.8) - 0.4 * math.log(0.2))
+    assert score.brier == pytest.approx(0.56)
 
 
 def test_errors_of_opposite_sign_cancel_in_one_bin_only():
@@ -42,26 +42,26 @@ def test_errors_of_opposite_sign_cancel_in_one_bin_only():
 def test_the_three_errors_differ_on_unequal_groups():
     """30 at .95, 27 right (+.05), 10 at .65, 4 right (+.25): ece (1.5 + 2.5)/40 = .1, mce .25,
     rmsce sqrt((30 * .0025 + 10 * .0625)/40) = sqrt(.0175). The table has 13 empty bins."""
-    found = calibration(*answers((0.95, 30, 27), (0.65, 10, 4)))
-    assert found.ece == pytest.approx(0.1)
-    assert found.mce == pytest.approx(0.25)
-    assert found.rmsce == pytest.approx(math.sqrt(0.0175))
-    assert found.table.counts[[9, 14]].tolist() == [10, 30]
-    assert found.table.confidence[[9, 14]].tolist() == pytest.approx([0.65, 0.95])
-    assert found.table.accuracy[[9, 14]].tolist() == pytest.approx([0.4, 0.9])
-    assert int(found.table.confidence.isnan().sum()) == 13
+    score = calibration(*answers((0.95, 30, 27), (0.65, 10, 4)))
+    assert score.ece == pytest.approx(0.1)
+    assert score.mce == pytest.approx(0.25)
+    assert score.rmsce == pytest.approx(math.sqrt(0.0175))
+    assert score.table.counts[[9, 14]].tolist() == [10, 30]
+    assert score.table.confidence[[9, 14]].tolist() == pytest.approx([0.65, 0.95])
+    assert score.table.accuracy[[9, 14]].tolist() == pytest.approx([0.4, 0.9])
+    assert int(score.table.confidence.isnan().sum()) == 13
 
 
 def test_certain_and_right():
-    found = calibration(*answers((1.0, 8, 8)))
-    assert (found.ece, found.mce, found.nll, found.brier, found.noise) == (0, 0, 0, 0, 0)
-    assert found.table.counts[-1] == 8
+    score = calibration(*answers((1.0, 8, 8)))
+    assert (score.ece, score.mce, score.nll, score.brier, score.noise) == (0, 0, 0, 0, 0)
+    assert score.table.counts[-1] == 8
 
 
 def test_certain_and_wrong_has_an_infinite_likelihood_loss():
-    found = calibration(*answers((1.0, 8, 7)))
-    assert found.nll == math.inf
-    assert found.ece == pytest.approx(1 / 8)
+    score = calibration(*answers((1.0, 8, 7)))
+    assert score.nll == math.inf
+    assert score.ece == pytest.approx(1 / 8)
 
 
 def test_noise_floor():
@@ -92,9 +92,9 @@ def test_equal_mass_bins():
     confidence = torch.tensor([0.6, 0.61, 0.62, 0.9], dtype=torch.float64)
     rows = torch.stack([confidence, 1 - confidence], 1)
     labels = torch.tensor([0, 1, 0, 0])
-    found = calibration(rows, labels, bins=2, equal_mass=True)
-    assert found.table.counts.tolist() == [2, 2]
-    assert found.ece == pytest.approx(0.1725)
+    score = calibration(rows, labels, bins=2, equal_mass=True)
+    assert score.table.counts.tolist() == [2, 2]
+    assert score.ece == pytest.approx(0.1725)
     assert calibration(rows, labels, bins=2).table.counts.tolist() == [0, 4]
     tied = calibration(*answers((0.8, 100, 60)), equal_mass=True)
     assert tied.ece == pytest.approx(0.2)
@@ -104,13 +104,13 @@ def test_clients_pooled_and_one_by_one():
     """.8 confident; 50 with 45 right (-.1), 150 with 105 right (+.1): pooled accuracy 150/200,
     error .05; the mean over clients .1, and its noise that of smaller sets."""
     clients = [answers((0.8, 50, 45)), answers((0.8, 150, 105))]
-    found = calibration_of_clients(clients)
-    assert found.pooled.ece == pytest.approx(0.05)
-    assert found.mean_ece == pytest.approx(0.1)
+    scores = calibration_of_clients(clients)
+    assert scores.pooled.ece == pytest.approx(0.05)
+    assert scores.mean_ece == pytest.approx(0.1)
     floor = math.sqrt(2 * 0.16 / math.pi)
-    assert found.pooled.noise == pytest.approx(floor / math.sqrt(200))
-    assert found.mean_noise == pytest.approx((floor / math.sqrt(50) + floor / math.sqrt(150)) / 2)
-    assert [one.n for one in found.clients] == [50, 150]
+    assert scores.pooled.noise == pytest.approx(floor / math.sqrt(200))
+    assert scores.mean_noise == pytest.approx((floor / math.sqrt(50) + floor / math.sqrt(150)) / 2)
+    assert [one.n for one in scores.clients] == [50, 150]
 
 
 def test_order_of_samples_and_names_of_classes_do_not_matter():
@@ -125,8 +125,8 @@ def test_order_of_samples_and_names_of_classes_do_not_matter():
 
 
 def test_one_sample_and_refusals():
-    found = calibration(torch.tensor([[0.3, 0.7]]), torch.tensor([0]))
-    assert found.ece == pytest.approx(0.7)
+    score = calibration(torch.tensor([[0.3, 0.7]]), torch.tensor([0]))
+    assert score.ece == pytest.approx(0.7)
     with pytest.raises(BadInput, match="softmax"):
         calibration(torch.tensor([[3.0, -1.0]]), torch.tensor([0]))
     with pytest.raises(BadInput, match="at least one"):

@@ -65,9 +65,11 @@ def test_debiased_is_the_inner_product_of_u_centred_grams():
 def test_independent_features_with_few_rows():
     """p = q = 64, n = 100: 64/164 = .3902 in the mean, and near 0 debiased. The null of shuffled
     rows, tr K tr L / ((n-1) |K| |L|), is the same number from the data."""
-    found = [linear_cka(normal(100, 64, seed=s), normal(100, 64, seed=s + 99)) for s in range(20)]
-    assert sum(one.value for one in found) / 20 == pytest.approx(64 / 164, abs=0.003)
-    assert sum(one.null for one in found) / 20 == pytest.approx(64 / 164, abs=0.003)
+    alignments = [
+        linear_cka(normal(100, 64, seed=s), normal(100, 64, seed=s + 99)) for s in range(20)
+    ]
+    assert sum(one.value for one in alignments) / 20 == pytest.approx(64 / 164, abs=0.003)
+    assert sum(one.null for one in alignments) / 20 == pytest.approx(64 / 164, abs=0.003)
     fair = [
         linear_cka(normal(100, 64, seed=s), normal(100, 64, seed=s + 99), True) for s in range(20)
     ]
@@ -90,9 +92,9 @@ def test_shuffled_rows_lose_the_alignment():
     """n = 500, d = 16: about 16/516 = .031."""
     x = normal(500, 16)
     order = torch.randperm(500, generator=torch.Generator().manual_seed(2))
-    found = linear_cka(x, x[order])
-    assert found.value == pytest.approx(16 / 516, abs=0.005)
-    assert found.null == pytest.approx(16 / 516, abs=0.001)
+    cka = linear_cka(x, x[order])
+    assert cka.value == pytest.approx(16 / 516, abs=0.005)
+    assert cka.null == pytest.approx(16 / 516, abs=0.001)
 
 
 def test_one_huge_shared_direction_hides_all_others():
@@ -105,11 +107,11 @@ def test_one_huge_shared_direction_hides_all_others():
 def test_matrix_of_clients_is_the_pairs_and_its_mean_leaves_the_diagonal_out():
     """Three clients with unlike widths; two are equal up to scale, so one pair is 1."""
     x, y = normal(40, 5), normal(40, 7, seed=1)
-    found = cka_between_clients([x, y, -2 * x])
+    pairs = cka_between_clients([x, y, -2 * x])
     pair = linear_cka(x, y).value
     expected = torch.tensor([[1, pair, 1], [pair, 1, pair], [1, pair, 1]], dtype=torch.float64)
-    assert torch.allclose(found.matrix, expected, atol=1e-12)
-    assert found.mean == pytest.approx((1 + 2 * pair) / 3)
+    assert torch.allclose(pairs.matrix, expected, atol=1e-12)
+    assert pairs.mean == pytest.approx((1 + 2 * pair) / 3)
 
 
 @pytest.mark.parametrize("debiased", [False, True])

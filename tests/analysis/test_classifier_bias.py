@@ -23,26 +23,26 @@ def one_hot(answers: Tensor, classes: int = 10) -> Tensor:
 def test_everything_goes_into_seen_classes():
     """Ten classes, 0..4 seen; samples of 5..9 predicted evenly as 0..4: mass 1 hard and soft,
     entropy ln 5 / ln 10 = .69897, total variation to the labels 1."""
-    found = classifier_bias(one_hot(UNSEEN - 5), UNSEEN, HALF)
-    assert found.seen_mass == found.seen_mass_soft == 1
-    assert found.entropy == pytest.approx(0.69897, abs=1e-5)
-    assert found.distance_to_labels == pytest.approx(1)
-    assert found.unseen_recall == 0
-    assert found.blind == 0.5
-    assert (found.n_unseen, found.n_seen) == (20, 0)
-    assert math.isnan(found.seen_recall)
-    assert found.seen_mass_noise == 0
+    bias = classifier_bias(one_hot(UNSEEN - 5), UNSEEN, HALF)
+    assert bias.seen_mass == bias.seen_mass_soft == 1
+    assert bias.entropy == pytest.approx(0.69897, abs=1e-5)
+    assert bias.distance_to_labels == pytest.approx(1)
+    assert bias.unseen_recall == 0
+    assert bias.blind == 0.5
+    assert (bias.n_unseen, bias.n_seen) == (20, 0)
+    assert math.isnan(bias.seen_recall)
+    assert bias.seen_mass_noise == 0
 
 
 def test_a_hair_above_uniform_is_right_hard_and_blind_soft():
     """Uniform with an epsilon for the true label: mass 0 hard, .5 soft, total variation 0."""
     probabilities = torch.full((20, 10), 0.1).double() + 1e-9 * one_hot(UNSEEN)
-    found = classifier_bias(probabilities, UNSEEN, HALF)
-    assert found.seen_mass == 0
-    assert found.seen_mass_soft == pytest.approx(0.5)
-    assert found.distance_to_labels == pytest.approx(0)
-    assert found.unseen_recall == 1
-    assert torch.allclose(found.mean_softmax, torch.full((10,), 0.1).double())
+    bias = classifier_bias(probabilities, UNSEEN, HALF)
+    assert bias.seen_mass == 0
+    assert bias.seen_mass_soft == pytest.approx(0.5)
+    assert bias.distance_to_labels == pytest.approx(0)
+    assert bias.unseen_recall == 1
+    assert torch.allclose(bias.mean_softmax, torch.full((10,), 0.1).double())
 
 
 def test_worked_by_hand():
@@ -59,17 +59,15 @@ def test_worked_by_hand():
             [0.7, 0.2, 0.1],
         ]
     )
-    found = classifier_bias(
-        probabilities, torch.tensor([2, 2, 2, 2, 0, 0]), torch.tensor([9, 3, 0])
-    )
-    assert found.seen_mass == pytest.approx(0.5)
-    assert found.seen_mass_soft == pytest.approx(0.6)
-    assert found.predicted.tolist() == [0.25, 0.25, 0.5]
-    assert found.distance_to_labels == pytest.approx(0.5)
-    assert found.unseen_recall == 0.5
-    assert found.seen_recall == 0.5
-    assert found.seen_recall_restricted == 1
-    assert found.seen_mass_noise == pytest.approx(0.25)  # sqrt(.5 * .5 / 4)
+    bias = classifier_bias(probabilities, torch.tensor([2, 2, 2, 2, 0, 0]), torch.tensor([9, 3, 0]))
+    assert bias.seen_mass == pytest.approx(0.5)
+    assert bias.seen_mass_soft == pytest.approx(0.6)
+    assert bias.predicted.tolist() == [0.25, 0.25, 0.5]
+    assert bias.distance_to_labels == pytest.approx(0.5)
+    assert bias.unseen_recall == 0.5
+    assert bias.seen_recall == 0.5
+    assert bias.seen_recall_restricted == 1
+    assert bias.seen_mass_noise == pytest.approx(0.25)  # sqrt(.5 * .5 / 4)
 
 
 def test_renaming_the_classes_changes_nothing():
@@ -95,20 +93,22 @@ def test_what_counts_as_seen_has_a_threshold():
 def test_noise_of_the_distance():
     """200 draws from ten equal classes: (10/2) sqrt(2 * .09 / (pi * 200)) = .0846; simulated."""
     draws = torch.randint(10, (300, 200), generator=torch.Generator().manual_seed(0))
-    found = [prior_agreement(one_hot(one), torch.ones(10)) for one in draws]
-    assert found[0].distance_noise == pytest.approx(0.0846, abs=1e-4)
-    assert sum(one.distance_to_uniform for one in found) / 300 == pytest.approx(0.0846, abs=0.003)
+    agreements = [prior_agreement(one_hot(one), torch.ones(10)) for one in draws]
+    assert agreements[0].distance_noise == pytest.approx(0.0846, abs=1e-4)
+    assert sum(one.distance_to_uniform for one in agreements) / 300 == pytest.approx(
+        0.0846, abs=0.003
+    )
 
 
 def test_predictions_that_follow_the_local_labels():
     """Predictions 3:1 and labels 30:10: correlation 1; KL to the smoothed (31/42, 11/42). Reversed
     labels: correlation -1. Uniform labels: nothing to correlate with."""
     rows = one_hot(torch.tensor([0, 0, 0, 1]), 2)
-    found = prior_agreement(rows, torch.tensor([30, 10]))
-    assert found.correlation == pytest.approx(1)
+    agreement = prior_agreement(rows, torch.tensor([30, 10]))
+    assert agreement.correlation == pytest.approx(1)
     expected = 0.75 * math.log(0.75 * 42 / 31) + 0.25 * math.log(0.25 * 42 / 11)
-    assert found.divergence == pytest.approx(expected)
-    assert found.distance_to_uniform == pytest.approx(0.25)
+    assert agreement.divergence == pytest.approx(expected)
+    assert agreement.distance_to_uniform == pytest.approx(0.25)
     assert prior_agreement(rows, torch.tensor([10, 30])).correlation == pytest.approx(-1)
     assert math.isnan(prior_agreement(rows, torch.tensor([5, 5])).correlation)
     absent = prior_agreement(one_hot(torch.tensor([0, 0]), 2), torch.tensor([30, 0]))
@@ -116,11 +116,11 @@ def test_predictions_that_follow_the_local_labels():
 
 
 def test_a_client_that_saw_every_class_has_no_bias_to_measure():
-    found = classifier_bias(one_hot(UNSEEN), UNSEEN, torch.ones(10))
-    for value in (found.seen_mass, found.seen_mass_soft, found.entropy, found.distance_to_labels):
+    bias = classifier_bias(one_hot(UNSEEN), UNSEEN, torch.ones(10))
+    for value in (bias.seen_mass, bias.seen_mass_soft, bias.entropy, bias.distance_to_labels):
         assert math.isnan(value)
-    assert math.isnan(found.unseen_recall)
-    assert (found.n_unseen, found.seen_recall) == (0, 1)
+    assert math.isnan(bias.unseen_recall)
+    assert (bias.n_unseen, bias.seen_recall) == (0, 1)
 
 
 def test_refusals():

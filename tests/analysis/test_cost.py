@@ -20,7 +20,6 @@ from fedloom.analysis.cost import (
 )
 from fedloom.core.net import Net
 from fedloom.errors import BadInput, UnknownName
-from fedloom.launch.compare import Row
 from fedloom.methods.dualfed import projector
 from fedloom.models.resnet import resnet18
 
@@ -68,8 +67,8 @@ def test_table_8_half_precision_and_never():
 def test_traffic_up_to_the_target():
     """Round 0 is special; rounds 0 to 2 send 1 + 2 + 4 million bytes up, 8 + 16 + 32 down."""
     up, down, rounds = [1e6, 2e6, 4e6, 99e6], [8e6, 16e6, 32e6, 99e6], [0, 1, 2, 3]
-    found = sent_to_target(2, up, down, rounds=rounds)
-    assert (found.up, found.down, found.total, found.rounds) == (7.0, 56.0, 63.0, 3)
+    sent = sent_to_target(2, up, down, rounds=rounds)
+    assert (sent.up, sent.down, sent.total, sent.rounds) == (7.0, 56.0, 63.0, 3)
     less = sent_to_target(2, up, down, rounds=rounds, first_broadcast=False)
     assert (less.up, less.down) == (7.0, 48.0)
 
@@ -114,18 +113,18 @@ def test_bad_input(bad, says):
 
 
 def test_fits_a_journal():
-    """To the last round and over all clients, up is what a comparison prints; a message of the
+    """To the last round and over all clients, up is that of the summary; a message of the
     model is 4 bytes for each of its numbers, once in each direction."""
     run = fedloom.run("fedavg", rounds=3, clients=4, partition="iid", participation=0.5)
-    up, down = ([r[key] for r in run.records] for key in ("bytes_up", "bytes_down"))
-    everybody = sent_to_target(3, up, down, participants=4)
-    assert everybody.up == pytest.approx(Row("fedavg", [run.summary]).megabytes)
-    cohorts = [len(r["cohort"]) for r in run.records]
+    up, down = [r.bytes_up for r in run.records], [r.bytes_down for r in run.records]
+    average = sent_to_target(3, up, down, participants=4)
+    assert average.up == pytest.approx(run.summary.bytes_up / run.summary.clients / 1e6)
+    cohorts = [len(r.cohort) for r in run.records]
     program = run.experiment.program
     one = sent_to_target(3, up, down, participants=cohorts, unit="MiB")
     numbers = sizes(program.net(0), program.shared(0)).shared
     assert one.total == pytest.approx(dualfed_table8(3, numbers))
-    assert pace([r["seconds"] for r in run.records]).rounds == 2
+    assert pace([r.seconds for r in run.records]).rounds == 2
 
 
 # ------------------------------------------------------------------ parameters
@@ -136,8 +135,8 @@ def test_a_linear_layer_and_normalisation():
     linear = Net((512,), body=nn.Identity(), head=nn.Linear(512, 10))
     assert sizes(linear, linear.match("*")).shared == 5130
     norm = Net((64,), body=nn.BatchNorm1d(64), head=nn.Identity())
-    found = sizes(norm, norm.match("*"))
-    assert (found.shared, found.buffers, found.personal, found.frozen) == (128, 129, 0, 0)
+    numbers = sizes(norm, norm.match("*"))
+    assert (numbers.shared, numbers.buffers, numbers.personal, numbers.frozen) == (128, 129, 0, 0)
 
 
 def test_every_number_is_counted_once():
@@ -145,9 +144,9 @@ def test_every_number_is_counted_once():
     head = nn.Linear(3, 2)
     head.bias.requires_grad_(False)
     net = Net((4,), body=nn.Linear(4, 3), head=head)
-    found = sizes(net, net.match("body.*"))
-    assert (found.shared, found.personal, found.frozen, found.buffers) == (15, 6, 2, 0)
-    assert found.trained == 21
+    numbers = sizes(net, net.match("body.*"))
+    assert (numbers.shared, numbers.personal, numbers.frozen, numbers.buffers) == (15, 6, 2, 0)
+    assert numbers.trained == 21
     assert sizes(net, frozenset()).shared == 0
 
 
@@ -169,14 +168,14 @@ def test_rounds_times_pace_is_dbes_total():
 
 
 def test_nothing_left_after_the_warm_up():
-    found = pace([3.0])
-    assert found.rounds == 0
-    assert math.isnan(found.mean)
-    assert math.isnan(found.median)
+    speed = pace([3.0])
+    assert speed.rounds == 0
+    assert math.isnan(speed.mean)
+    assert math.isnan(speed.median)
 
 
 def test_clients_one_by_one_or_at_once():
     """After the first round: sums 4 and 2, maxima 3 and 2; who is absent spends nothing."""
-    found = client_pace([[9, 9], [1, 3], [2, None]])
-    assert found.sequential.mean == 3.0
-    assert found.parallel.mean == 2.5
+    speed = client_pace([[9, 9], [1, 3], [2, None]])
+    assert speed.sequential.mean == 3.0
+    assert speed.parallel.mean == 2.5

@@ -15,23 +15,23 @@ from fedloom.errors import BadInput
 @pytest.mark.parametrize("columns", [5, 80])
 def test_no_drift_is_zero(columns):
     z = normal(40, columns)
-    found = feature_drift(z, z.clone())
-    assert (found.cosine, found.relative) == (0, 0)
-    assert found.cka == pytest.approx(0, abs=1e-12)
-    assert found.procrustes == pytest.approx(0, abs=1e-12)
-    assert found.n == 40
+    drift = feature_drift(z, z.clone())
+    assert (drift.cosine, drift.relative) == (0, 0)
+    assert drift.cka == pytest.approx(0, abs=1e-12)
+    assert drift.procrustes == pytest.approx(0, abs=1e-12)
+    assert drift.n == 40
 
 
 def test_a_shift_moves_coordinates_only():
     """D_rel = n |t|^2 / SS; |t|^2 = 9 and d = 16 unit variances: near 9/16 = .56. CKA and
     Procrustes centre it away."""
     z, t = normal(2000, 16), torch.full((16,), 0.75, dtype=torch.float64)
-    found = feature_drift(z + t, z)
+    drift = feature_drift(z + t, z)
     spread = float((z - z.mean(0)).square().sum())
-    assert found.relative == pytest.approx(2000 * 9 / spread, rel=1e-12)
-    assert found.relative == pytest.approx(9 / 16, rel=0.03)
-    assert found.cka == pytest.approx(0, abs=1e-10)
-    assert found.procrustes == pytest.approx(0, abs=1e-10)
+    assert drift.relative == pytest.approx(2000 * 9 / spread, rel=1e-12)
+    assert drift.relative == pytest.approx(9 / 16, rel=0.03)
+    assert drift.cka == pytest.approx(0, abs=1e-10)
+    assert drift.procrustes == pytest.approx(0, abs=1e-10)
 
 
 def test_twice_and_minus():
@@ -50,10 +50,10 @@ def test_a_rotation_is_seen_only_by_the_coordinates(columns):
     """A random turn makes D_rel near 2, while Procrustes and CKA are 0."""
     z = normal(60, columns)
     turn = torch.linalg.qr(normal(columns, columns, seed=1)).Q
-    found = feature_drift(z @ turn, z)
-    assert found.relative > 1
-    assert found.procrustes == pytest.approx(0, abs=1e-10)
-    assert found.cka == pytest.approx(0, abs=1e-10)
+    drift = feature_drift(z @ turn, z)
+    assert drift.relative > 1
+    assert drift.procrustes == pytest.approx(0, abs=1e-10)
+    assert drift.cka == pytest.approx(0, abs=1e-10)
 
 
 def test_procrustes_by_hand():
@@ -61,9 +61,9 @@ def test_procrustes_by_hand():
     so A/sqrt 2; B has 1, 3, so B/sqrt 10. |A'B|_* = (1 + 3)/sqrt 20: 2 - 8/sqrt 20. CKA of the
     same: squares (1 + 9)/20 over (sqrt 2 / 2)(sqrt 82 / 10)."""
     a = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]], dtype=torch.float64) / math.sqrt(2)
-    found = feature_drift(a * torch.tensor([1.0, 3.0]), a)
-    assert found.procrustes == pytest.approx(2 - 8 / math.sqrt(20))
-    assert found.cka == pytest.approx(1 - 0.5 / (math.sqrt(2) / 2 * math.sqrt(82) / 10))
+    drift = feature_drift(a * torch.tensor([1.0, 3.0]), a)
+    assert drift.procrustes == pytest.approx(2 - 8 / math.sqrt(20))
+    assert drift.cka == pytest.approx(1 - 0.5 / (math.sqrt(2) / 2 * math.sqrt(82) / 10))
 
 
 def test_wide_features_have_the_same_procrustes_distance():
@@ -75,17 +75,17 @@ def test_wide_features_have_the_same_procrustes_distance():
 
 
 def test_unrelated_features_reach_the_null():
-    found = feature_drift(normal(400, 8), normal(400, 8, seed=1))
-    assert found.null_cka == pytest.approx(1 - 8 / 408, abs=0.003)
-    assert found.cka == pytest.approx(found.null_cka, abs=0.02)
+    drift = feature_drift(normal(400, 8), normal(400, 8, seed=1))
+    assert drift.null_cka == pytest.approx(1 - 8 / 408, abs=0.003)
+    assert drift.cka == pytest.approx(drift.null_cka, abs=0.02)
 
 
 def test_without_common_coordinates_only_the_invariant_ones_are_given():
-    found = feature_drift(normal(30, 4), normal(30, 7, seed=1), common_coordinates=False)
-    assert math.isnan(found.cosine)
-    assert math.isnan(found.relative)
-    assert 0 < found.cka < 1
-    assert 0 < found.procrustes < 2
+    drift = feature_drift(normal(30, 4), normal(30, 7, seed=1), common_coordinates=False)
+    assert math.isnan(drift.cosine)
+    assert math.isnan(drift.relative)
+    assert 0 < drift.cka < 1
+    assert 0 < drift.procrustes < 2
     with pytest.raises(BadInput, match="4 and 7 columns"):
         feature_drift(normal(30, 4), normal(30, 7))
 
@@ -100,8 +100,8 @@ def test_degenerate_features():
     assert 0 <= flat.cosine <= 2
     dead = z.clone()
     dead[0] = 0
-    found = feature_drift(dead, z)
-    assert (found.zero_rows, found.cosine) == (1, 0)
+    drift = feature_drift(dead, z)
+    assert (drift.zero_rows, drift.cosine) == (1, 0)
     assert math.isnan(feature_drift(torch.zeros(2, 3), z[:2]).cosine)
     assert math.isnan(feature_drift(z[:1], z[:1]).relative)
     with pytest.raises(BadInput, match="4 and 5 rows"):

@@ -22,27 +22,27 @@ def test_two_dimensional_features_by_hand():
         [[math.cos(turn), math.sin(turn)], [-math.sin(turn), math.cos(turn)]], dtype=torch.float64
     )
     z = torch.tensor([[3.0, 0], [-3, 0], [0, 1], [0, -1]], dtype=torch.float64) @ rotation + 5
-    found = class_ellipses(z, torch.tensor([1, 1, 1, 1]), 3, coverage=1 - math.exp(-2))
-    assert torch.equal(found.points, z)
-    assert found.explained == 1
-    assert found.counts.tolist() == [0, 4, 0]
-    assert torch.allclose(found.means[1], torch.tensor([5.0, 5.0], dtype=torch.float64))
+    ellipses = class_ellipses(z, torch.tensor([1, 1, 1, 1]), 3, coverage=1 - math.exp(-2))
+    assert torch.equal(ellipses.points, z)
+    assert ellipses.explained == 1
+    assert ellipses.counts.tolist() == [0, 4, 0]
+    assert torch.allclose(ellipses.means[1], torch.tensor([5.0, 5.0], dtype=torch.float64))
     expected = rotation.T @ torch.diag(torch.tensor([6.0, 2 / 3], dtype=torch.float64)) @ rotation
-    assert torch.allclose(found.covariances[1], expected)
-    assert found.half_axes[1].tolist() == pytest.approx([2 * math.sqrt(6), 2 * math.sqrt(2 / 3)])
-    assert float(found.angles[1]) == pytest.approx(turn)
+    assert torch.allclose(ellipses.covariances[1], expected)
+    assert ellipses.half_axes[1].tolist() == pytest.approx([2 * math.sqrt(6), 2 * math.sqrt(2 / 3)])
+    assert float(ellipses.angles[1]) == pytest.approx(turn)
 
 
 def test_the_ellipse_holds_its_share_of_a_gaussian():
     """20,000 correlated normal points, coverage .8: .8 of them inside, within 3 standard errors."""
     mix = torch.tensor([[2.0, 0.3], [-1.0, 0.7]], dtype=torch.float64)
     z = normal(20000, 2) @ mix
-    found = class_ellipses(z, torch.zeros(20000, dtype=torch.long), 1, coverage=0.8)
-    angle = float(found.angles[0])
-    moved = z - found.means[0]
+    ellipses = class_ellipses(z, torch.zeros(20000, dtype=torch.long), 1, coverage=0.8)
+    angle = float(ellipses.angles[0])
+    moved = z - ellipses.means[0]
     along = moved @ torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
     across = moved @ torch.tensor([-math.sin(angle), math.cos(angle)], dtype=torch.float64)
-    radius = (along / found.half_axes[0, 0]) ** 2 + (across / found.half_axes[0, 1]) ** 2
+    radius = (along / ellipses.half_axes[0, 0]) ** 2 + (across / ellipses.half_axes[0, 1]) ** 2
     assert float((radius <= 1).double().mean()) == pytest.approx(0.8, abs=0.0085)
 
 
@@ -62,11 +62,13 @@ def test_wide_features_are_shown_in_their_first_two_components():
 
 def test_small_and_absent_classes_and_constant_features():
     """A class nobody holds has no mean, a class of one row no covariance; constants a point."""
-    found = class_ellipses(torch.tensor([[1.0, 2.0], [3, 4], [3, 4]]), torch.tensor([0, 2, 2]), 3)
-    assert found.means[0].tolist() == [1, 2]
-    assert found.means[1].isnan().all()
-    assert found.covariances[:2].isnan().all()
-    assert found.half_axes[2].tolist() == [0, 0]
+    ellipses = class_ellipses(
+        torch.tensor([[1.0, 2.0], [3, 4], [3, 4]]), torch.tensor([0, 2, 2]), 3
+    )
+    assert ellipses.means[0].tolist() == [1, 2]
+    assert ellipses.means[1].isnan().all()
+    assert ellipses.covariances[:2].isnan().all()
+    assert ellipses.half_axes[2].tolist() == [0, 0]
     flat = class_ellipses(torch.full((4, 5), 0.1), torch.zeros(4, dtype=torch.long), 1)
     assert not flat.points.any()
     assert math.isnan(flat.explained)

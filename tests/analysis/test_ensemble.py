@@ -17,24 +17,24 @@ def test_the_two_averages_choose_different_classes():
     Mean logits (3, 4/3): sigmoid(5/3) = .841."""
     assert probability_average(THREE)[0].tolist() == pytest.approx([0.413, 0.587], abs=5e-4)
     assert logit_average(THREE)[0].tolist() == pytest.approx([0.841, 0.159], abs=5e-4)
-    found = ensemble_calibration(THREE, torch.tensor([1]))
-    assert found.disagreement == 1
-    assert found.probability_average.accuracy == 1
-    assert found.logit_average.accuracy == 0
-    assert found.single is None
-    assert (found.members, found.n) == (3, 1)
+    ensemble = ensemble_calibration(THREE, torch.tensor([1]))
+    assert ensemble.disagreement == 1
+    assert ensemble.probability_average.accuracy == 1
+    assert ensemble.logit_average.accuracy == 0
+    assert ensemble.single is None
+    assert (ensemble.members, ensemble.n) == (3, 1)
 
 
 def test_equal_members_are_one_model():
     logits = torch.randn(40, 5, generator=torch.Generator().manual_seed(0)).double()
     labels = torch.arange(40) % 5
-    found = ensemble_calibration(logits.expand(6, 40, 5), labels, single=logits)
+    ensemble = ensemble_calibration(logits.expand(6, 40, 5), labels, single=logits)
     alone = calibration(logits.softmax(1), labels)
-    for one in (found.single, found.probability_average, found.logit_average):
+    for one in (ensemble.single, ensemble.probability_average, ensemble.logit_average):
         assert one is not None
         assert one.ece == pytest.approx(alone.ece)
         assert one.nll == pytest.approx(alone.nll)
-    assert found.disagreement == 0
+    assert ensemble.disagreement == 0
 
 
 def test_averaging_probabilities_lowers_confidence_and_beats_the_mean_member():
@@ -44,19 +44,19 @@ def test_averaging_probabilities_lowers_confidence_and_beats_the_mean_member():
     logits = 2 * torch.randn(18, 200, 4, generator=draw, dtype=torch.float64)
     labels = torch.arange(200) % 4
     members = [calibration(one.softmax(1), labels) for one in logits]
-    found = ensemble_calibration(logits, labels)
+    ensemble = ensemble_calibration(logits, labels)
     mean_loss = sum(one.nll for one in members) / 18
     confidence = sum(one.gap + one.accuracy for one in members) / 18
-    average = found.probability_average
+    average = ensemble.probability_average
     assert average.nll < mean_loss
-    assert found.logit_average.nll < mean_loss
+    assert ensemble.logit_average.nll < mean_loss
     assert average.gap + average.accuracy < confidence
 
 
 def test_float32_arrays_are_averaged_in_float64():
-    found = probability_average(THREE.float().numpy())
-    assert found.dtype == torch.float64
-    assert torch.allclose(found, probability_average(THREE))
+    average = probability_average(THREE.float().numpy())
+    assert average.dtype == torch.float64
+    assert torch.allclose(average, probability_average(THREE))
 
 
 def test_refusals():

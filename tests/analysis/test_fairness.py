@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fedloom.analysis.fairness import fairness, lowest_by_chance, noise_variance
-from fedloom.core.evaluate import summarize
 from fedloom.errors import BadInput
+from fedloom.record import Spread
 
 FOUR = [0.9, 0.8, 0.7, 0.6]
 
@@ -19,47 +19,47 @@ def test_four_clients():
     over 3 .016667 (.1291). Jain 9 / (4 x 2.3) = .97826. Gini: pairs differ by .1 (three), .2 (two)
     and .3: twice 1.0 over 2 x 16 x .75 = .08333. Entropy of .3, .26667, .23333, .2 over ln 4:
     .99194. Quartiles of evenly spaced values: .675, .75, .825."""
-    found = fairness(FOUR, [50] * 4)
-    assert found.clients == 4
-    assert (found.mean, found.weighted) == pytest.approx((0.75, 0.75))
-    assert found.std == pytest.approx(0.1118, abs=5e-5)
-    assert math.sqrt(found.true_variance + found.noise_variance) == pytest.approx(0.1291, abs=5e-5)
-    assert found.jain == pytest.approx(0.97826, abs=5e-6)
-    assert found.gini == pytest.approx(0.08333, abs=5e-6)
-    assert found.entropy == pytest.approx(0.99194, abs=5e-6)
-    assert found.quartiles == pytest.approx((0.675, 0.75, 0.825))
-    assert (found.worst, found.worst_decile, found.best_decile) == (0.6, 0.6, 0.9)
+    fair = fairness(FOUR, [50] * 4)
+    assert fair.clients == 4
+    assert (fair.mean, fair.weighted) == pytest.approx((0.75, 0.75))
+    assert fair.std == pytest.approx(0.1118, abs=5e-5)
+    assert math.sqrt(fair.true_variance + fair.noise_variance) == pytest.approx(0.1291, abs=5e-5)
+    assert fair.jain == pytest.approx(0.97826, abs=5e-6)
+    assert fair.gini == pytest.approx(0.08333, abs=5e-6)
+    assert fair.entropy == pytest.approx(0.99194, abs=5e-6)
+    assert fair.quartiles == pytest.approx((0.675, 0.75, 0.825))
+    assert (fair.worst, fair.worst_decile, fair.best_decile) == (0.6, 0.6, 0.9)
 
 
 def test_means_with_and_without_weights():
     """90, 80, 70, 60 % with 100, 100, 100, 700 rows: 75 % against (90 + 80 + 70 + 420)/1000."""
-    found = fairness(FOUR, [100, 100, 100, 700])
-    assert found.mean == pytest.approx(0.75)
-    assert found.weighted == pytest.approx(0.66)
+    fair = fairness(FOUR, [100, 100, 100, 700])
+    assert fair.mean == pytest.approx(0.75)
+    assert fair.weighted == pytest.approx(0.66)
 
 
-def test_the_common_numbers_are_the_journals():
+def test_the_common_numbers_are_those_of_a_score():
     rng = np.random.default_rng(0)
     a, n = rng.uniform(size=40).tolist(), rng.integers(1, 90, 40).tolist()
-    found = fairness(a, n)
+    fair = fairness(a, n)
     for key in ("mean", "weighted", "std", "worst_decile"):
-        assert getattr(found, key) == summarize(a, n)[key]
-    assert found.best_decile == pytest.approx(np.mean(sorted(a)[-4:]))
+        assert getattr(fair, key) == getattr(Spread.of(a, n), key)
+    assert fair.best_decile == pytest.approx(np.mean(sorted(a)[-4:]))
 
 
 @pytest.mark.parametrize("value", [0.7, 0.0, 1.0])
 def test_equal_clients_are_even(value):
-    found = fairness([value] * 5, [10] * 5)
-    assert found.std == pytest.approx(0.0, abs=1e-12)
-    assert found.jain == pytest.approx(1.0)
-    assert found.gini == pytest.approx(0.0, abs=1e-12)
-    assert found.entropy == pytest.approx(1.0)
+    fair = fairness([value] * 5, [10] * 5)
+    assert fair.std == pytest.approx(0.0, abs=1e-12)
+    assert fair.jain == pytest.approx(1.0)
+    assert fair.gini == pytest.approx(0.0, abs=1e-12)
+    assert fair.entropy == pytest.approx(1.0)
 
 
 def test_all_for_one_client():
     """Jain 1/K; Gini 1 - 1/K; no entropy."""
-    found = fairness([0.8, 0, 0, 0], [10] * 4)
-    assert (found.jain, found.gini, found.entropy) == pytest.approx((0.25, 0.75, 0.0))
+    fair = fairness([0.8, 0, 0, 0], [10] * 4)
+    assert (fair.jain, fair.gini, fair.entropy) == pytest.approx((0.25, 0.75, 0.0))
 
 
 def test_order_and_scale_do_not_matter():
@@ -81,23 +81,23 @@ def test_the_spread_without_noise_is_recovered():
     rng = np.random.default_rng(3)
     p = np.clip(rng.normal(0.75, 0.06, 20_000), 0, 1)
     n = rng.integers(20, 81, p.shape)
-    found = fairness(rng.binomial(n, p) / n, n)
-    assert found.noise_variance == pytest.approx((p * (1 - p) / n).mean(), rel=0.01)
-    assert found.std**2 == pytest.approx(0.0036 + 0.0042, abs=2e-4)
-    assert found.true_variance == pytest.approx(0.0036, abs=2e-4)
-    assert found.true_std == pytest.approx(0.06, abs=0.002)
+    fair = fairness(rng.binomial(n, p) / n, n)
+    assert fair.noise_variance == pytest.approx((p * (1 - p) / n).mean(), rel=0.01)
+    assert fair.std**2 == pytest.approx(0.0036 + 0.0042, abs=2e-4)
+    assert fair.true_variance == pytest.approx(0.0036, abs=2e-4)
+    assert fair.true_std == pytest.approx(0.06, abs=0.002)
 
 
 def test_identical_clients_show_spread():
     """20 clients, p = .8, n = 50: sqrt(.16/50) = .0566 by chance, .055 as population deviation;
     without noise nothing is left on average."""
     a = np.random.default_rng(4).binomial(50, 0.8, (300, 20)) / 50
-    found = [fairness(row, [50] * 20) for row in a]
-    assert np.mean([f.std for f in found]) == pytest.approx(0.055, abs=0.002)
-    assert np.mean([f.noise_variance for f in found]) == pytest.approx(0.0032, rel=0.02)
-    assert np.mean([f.true_variance for f in found]) == pytest.approx(0.0, abs=2e-4)
-    assert min(f.true_std for f in found) == 0.0
-    assert np.mean([f.worst for f in found]) == pytest.approx(0.690, abs=0.006)
+    simulated = [fairness(row, [50] * 20) for row in a]
+    assert np.mean([f.std for f in simulated]) == pytest.approx(0.055, abs=0.002)
+    assert np.mean([f.noise_variance for f in simulated]) == pytest.approx(0.0032, rel=0.02)
+    assert np.mean([f.true_variance for f in simulated]) == pytest.approx(0.0, abs=2e-4)
+    assert min(f.true_std for f in simulated) == 0.0
+    assert np.mean([f.worst for f in simulated]) == pytest.approx(0.690, abs=0.006)
 
 
 def test_lowest_by_chance():
@@ -120,16 +120,16 @@ def test_interval_of_the_worst_client():
 
 
 def test_one_client_has_no_spread():
-    found = fairness([0.4], [10])
-    assert (found.std, found.jain, found.gini, found.entropy) == (0.0, 1.0, 0.0, 1.0)
-    assert math.isnan(found.true_variance)
-    assert math.isnan(found.true_std)
+    fair = fairness([0.4], [10])
+    assert (fair.std, fair.jain, fair.gini, fair.entropy) == (0.0, 1.0, 0.0, 1.0)
+    assert math.isnan(fair.true_variance)
+    assert math.isnan(fair.true_std)
 
 
 def test_a_single_row_tells_nothing_of_noise():
-    found = fairness([1.0, 0.5], [1, 10])
-    assert math.isnan(found.noise_variance)
-    assert math.isnan(found.true_variance)
+    fair = fairness([1.0, 0.5], [1, 10])
+    assert math.isnan(fair.noise_variance)
+    assert math.isnan(fair.true_variance)
 
 
 @pytest.mark.parametrize(

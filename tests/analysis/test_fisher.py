@@ -25,25 +25,25 @@ def test_worked_by_hand():
     dimension 0; the third, {0,4} against {1,1}: (2 - 1)^2 / 4 = .25. Mean 4.75/3."""
     a = torch.tensor([[0.0, 7, 0], [2, 9, 4]])
     b = torch.tensor([[3.0, 7, 1], [5, 9, 1]])
-    found = fisher(a, b)
-    assert found.ratios.tolist() == [4.5, 0, 0.25]
-    assert found.largest == found.percentile90 == 4.5
-    assert found.mean == pytest.approx(4.75 / 3)
-    assert found.difference.tolist() == [-3, 0, 1]
-    assert [v.tolist() for v in found.variances] == [[1, 1, 4], [1, 1, 0]]
-    assert found.n == (2, 2)
+    ratio = fisher(a, b)
+    assert ratio.ratios.tolist() == [4.5, 0, 0.25]
+    assert ratio.largest == ratio.percentile90 == 4.5
+    assert ratio.mean == pytest.approx(4.75 / 3)
+    assert ratio.difference.tolist() == [-3, 0, 1]
+    assert [v.tolist() for v in ratio.variances] == [[1, 1, 4], [1, 1, 0]]
+    assert ratio.n == (2, 2)
 
 
 def test_one_shifted_dimension_of_ten():
     """Unit Gaussians 2 apart in one dimension: 4/2 = 2; the others about 1/n = .0005."""
     a, b = normal(2000, 10), normal(2000, 10, seed=1)
     b[:, 3] += 2
-    found = fisher(a, b)
-    assert int(found.ratios.argmax()) == 3
-    assert found.largest == pytest.approx(2, abs=0.25)
-    rest = torch.cat([found.ratios[:3], found.ratios[4:]])
+    ratio = fisher(a, b)
+    assert int(ratio.ratios.argmax()) == 3
+    assert ratio.largest == pytest.approx(2, abs=0.25)
+    rest = torch.cat([ratio.ratios[:3], ratio.ratios[4:]])
     assert float(rest.mean()) == pytest.approx(1 / 2000, abs=5e-4)
-    assert found.null_mean == pytest.approx(1 / 2000)
+    assert ratio.null_mean == pytest.approx(1 / 2000)
 
 
 def test_a_set_against_itself_and_affine_maps():
@@ -58,10 +58,14 @@ def test_noise_of_the_mean_and_of_the_largest():
     exact integral .109. One dimension: the mean of chi-square. Two: E max = 1 + E|X - Y|/2, and
     X - Y = (Z - W)(Z + W) = 2 U V with independent standard U, V: 1 + 2/pi.
     """
-    found = [fisher(normal(100, 512, seed=s), normal(100, 512, seed=s + 50)) for s in range(20)]
-    assert sum(one.mean for one in found) / 20 == pytest.approx(0.0101, abs=3e-4)
-    assert sum(one.largest for one in found) / 20 == pytest.approx(found[0].null_largest, rel=0.05)
-    assert found[0].null_largest == pytest.approx(0.107, abs=0.003)
+    comparisons = [
+        fisher(normal(100, 512, seed=s), normal(100, 512, seed=s + 50)) for s in range(20)
+    ]
+    assert sum(one.mean for one in comparisons) / 20 == pytest.approx(0.0101, abs=3e-4)
+    assert sum(one.largest for one in comparisons) / 20 == pytest.approx(
+        comparisons[0].null_largest, rel=0.05
+    )
+    assert comparisons[0].null_largest == pytest.approx(0.107, abs=0.003)
     ten = torch.zeros(10, 2) + torch.arange(10.0)[:, None]
     assert fisher(ten, ten).null_largest == pytest.approx(0.1 * (1 + 2 / math.pi), rel=1e-5)
     assert fisher(ten[:, :1], ten[:, :1]).null_largest == pytest.approx(0.1, rel=1e-5)
@@ -72,11 +76,11 @@ def test_dead_units_are_zero_or_infinite_and_counted():
     a = torch.tensor([[0.1, 1.0, 0.0]], dtype=torch.float64).repeat(7, 1) + torch.tensor([0, 0, 1])
     b = torch.tensor([[0.1, 2.0, 0.0]], dtype=torch.float64).repeat(9, 1)
     b[:, 2] = torch.arange(9)
-    found = fisher(a, b)
-    assert found.ratios[0] == 0
-    assert found.ratios[1] == math.inf
-    assert found.ratios[2] == pytest.approx(9 / (60 / 9))  # (1 - 4)^2 / (0 + 60/9)
-    assert (found.dead, found.largest) == (2, math.inf)
+    ratio = fisher(a, b)
+    assert ratio.ratios[0] == 0
+    assert ratio.ratios[1] == math.inf
+    assert ratio.ratios[2] == pytest.approx(9 / (60 / 9))  # (1 - 4)^2 / (0 + 60/9)
+    assert (ratio.dead, ratio.largest) == (2, math.inf)
     whole = fisher_to_global([a, b, a], leave_one_out=False)
     assert all(one.ratios[0] == 0 for one in whole)
 
@@ -105,9 +109,9 @@ def test_a_client_inside_the_global_set_shortens_its_own_difference():
 def test_noise_of_a_client_inside_the_global_set():
     """Var(mean_i - mean) = sigma^2 (1/n_i - 1/n): with 50 of 100, (1/50 - 1/100)/2 = .005, where
     independent sets would have .015."""
-    found = fisher_to_global([normal(50, 4000), normal(50, 4000, seed=1)])[0]
-    assert found.null_mean == pytest.approx(0.005)
-    assert found.mean == pytest.approx(0.005, rel=0.1)
+    ratio = fisher_to_global([normal(50, 4000), normal(50, 4000, seed=1)])[0]
+    assert ratio.null_mean == pytest.approx(0.005)
+    assert ratio.mean == pytest.approx(0.005, rel=0.1)
 
 
 def test_within_classes_the_label_mix_plays_no_part():
@@ -117,20 +121,20 @@ def test_within_classes_the_label_mix_plays_no_part():
     y_b = 1 - y_a
     a, b = normal(1000, 50) + 10 * y_a[:, None], normal(1000, 50, seed=1) + 10 * y_b[:, None]
     assert fisher(a, b).mean > 1
-    found = fisher_within_classes(a, y_a, b, y_b, 3)
-    assert found.classes.tolist() == [True, True, False]
-    assert found.null_mean == pytest.approx((1 / 900 + 1 / 100) / 2)
-    assert found.mean == pytest.approx(found.null_mean, rel=0.3)
+    within = fisher_within_classes(a, y_a, b, y_b, 3)
+    assert within.classes.tolist() == [True, True, False]
+    assert within.null_mean == pytest.approx((1 / 900 + 1 / 100) / 2)
+    assert within.mean == pytest.approx(within.null_mean, rel=0.3)
     shifted = fisher_within_classes(a, y_a, b + 1, y_b, 3)
     assert shifted.mean == pytest.approx(0.5, abs=0.05)  # 1 / (1 + 1)
 
 
 def test_no_shared_class_is_nan():
     zeros, ones = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.long)
-    found = fisher_within_classes(normal(4, 2), zeros, normal(4, 2), ones, 2)
-    assert math.isnan(found.mean)
-    assert math.isnan(found.largest)
-    assert not found.classes.any()
+    within = fisher_within_classes(normal(4, 2), zeros, normal(4, 2), ones, 2)
+    assert math.isnan(within.mean)
+    assert math.isnan(within.largest)
+    assert not within.classes.any()
 
 
 def test_discriminant_by_hand():
@@ -152,10 +156,12 @@ def test_discriminant_by_hand():
 
 def test_discriminant_noise():
     """Two samples of one law, n = 400, d = 10: tr(S^-1 Cov of the difference), near d/n = .025."""
-    found = [discriminant(normal(400, 10, seed=s), normal(400, 10, seed=s + 99)) for s in range(40)]
-    mean = sum(one.value for one in found) / 40
+    discriminants = [
+        discriminant(normal(400, 10, seed=s), normal(400, 10, seed=s + 99)) for s in range(40)
+    ]
+    mean = sum(one.value for one in discriminants) / 40
     assert mean == pytest.approx(0.025, rel=0.2)
-    assert found[0].null == pytest.approx(0.025, rel=0.05)
+    assert discriminants[0].null == pytest.approx(0.025, rel=0.05)
 
 
 def test_degenerate_input():

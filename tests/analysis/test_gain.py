@@ -10,35 +10,36 @@ import pytest
 import fedloom
 from fedloom.analysis.gain import gain, trend
 from fedloom.errors import BadInput
+from fedloom.record import At
 
 LOCAL = [0.5, 0.6, 0.7, 0.8]
 
 
 def test_the_same_model_gains_nothing():
-    found = gain(LOCAL, LOCAL, [100] * 4)
-    assert found.gains == (0.0,) * 4
-    assert (found.mean, found.median, found.worst) == (0.0, 0.0, 0.0)
-    assert (found.helped, found.harmed, found.positive, found.sign_p) == (0.0, 0.0, 0.0, 1.0)
+    gained = gain(LOCAL, LOCAL, [100] * 4)
+    assert gained.gains == (0.0,) * 4
+    assert (gained.mean, gained.median, gained.worst) == (0.0, 0.0, 0.0)
+    assert (gained.helped, gained.harmed, gained.positive, gained.sign_p) == (0.0, 0.0, 0.0, 1.0)
 
 
 def test_ten_points_everywhere():
     """10 of 100 rows more, none less: error sqrt(10 - 100/100)/100 = .03, so .1 is 3.3 errors off;
     all of six clients: sign test 2/2^6."""
     local = [*LOCAL, 0.2, 0.3]
-    found = gain([v + 0.1 for v in local], local, [100] * 6, [(10, 0)] * 6)
-    assert (found.mean, found.median, found.worst) == pytest.approx((0.1, 0.1, 0.1))
-    assert found.errors == pytest.approx([0.03] * 6)
-    assert (found.helped, found.positive, found.harmed) == (1.0, 1.0, 0.0)
-    assert found.sign_p == 2 / 2**6
+    gained = gain([v + 0.1 for v in local], local, [100] * 6, [(10, 0)] * 6)
+    assert (gained.mean, gained.median, gained.worst) == pytest.approx((0.1, 0.1, 0.1))
+    assert gained.errors == pytest.approx([0.03] * 6)
+    assert (gained.helped, gained.positive, gained.harmed) == (1.0, 1.0, 0.0)
+    assert gained.sign_p == 2 / 2**6
 
 
 def test_errors_from_disagreements():
     """b = 12, c = 3, n = 100: sqrt(15 - 81/100)/100 = .037670; .09 is 2.39 errors. b = 30, c = 21:
     sqrt(51 - .81)/100 = .070845; the same gain is only 1.27 errors."""
-    found = gain([0.6, 0.6], [0.51, 0.51], [100, 100], [(12, 3), (30, 21)])
-    assert found.errors == pytest.approx((0.037670, 0.070845), abs=1e-6)
-    assert found.helped == 0.5
-    assert found.positive == 1.0
+    gained = gain([0.6, 0.6], [0.51, 0.51], [100, 100], [(12, 3), (30, 21)])
+    assert gained.errors == pytest.approx((0.037670, 0.070845), abs=1e-6)
+    assert gained.helped == 0.5
+    assert gained.positive == 1.0
 
 
 def test_errors_from_accuracies_alone():
@@ -49,13 +50,13 @@ def test_errors_from_accuracies_alone():
 def test_helped_and_harmed():
     """Gains +.3, -.3, +.02, 0 of 100 rows: the first two are clear; the worst is client 1, of 90
     rows; two up, one down: sign test 1."""
-    found = gain([0.8, 0.3, 0.52, 0.5], [0.5, 0.6, 0.5, 0.5], [100, 90, 100, 100])
-    assert (found.helped, found.harmed, found.positive) == (0.25, 0.25, 0.5)
-    assert (found.worst, found.worst_client) == (pytest.approx(-0.3), 1)
-    assert found.n[found.worst_client] == 90
-    assert found.median == pytest.approx(0.01)
-    assert found.mean == pytest.approx(0.005)
-    assert found.sign_p == 1.0
+    gained = gain([0.8, 0.3, 0.52, 0.5], [0.5, 0.6, 0.5, 0.5], [100, 90, 100, 100])
+    assert (gained.helped, gained.harmed, gained.positive) == (0.25, 0.25, 0.5)
+    assert (gained.worst, gained.worst_client) == (pytest.approx(-0.3), 1)
+    assert gained.n[gained.worst_client] == 90
+    assert gained.median == pytest.approx(0.01)
+    assert gained.mean == pytest.approx(0.005)
+    assert gained.sign_p == 1.0
 
 
 def test_paired_errors_are_true():
@@ -64,9 +65,9 @@ def test_paired_errors_are_true():
     would have sqrt((.24 + .25)/50) = .099."""
     counts = np.random.default_rng(0).multinomial(50, [0.2, 0.1, 0.4, 0.3], 20_000)
     b, c, both = counts[:, 0], counts[:, 1], counts[:, 2]
-    found = gain((both + b) / 50, (both + c) / 50, [50] * 20_000, np.stack([b, c], axis=1))
-    assert np.std(found.gains) == pytest.approx(0.07616, rel=0.02)
-    assert np.mean(np.square(found.errors)) == pytest.approx(0.07616**2, rel=0.03)
+    gained = gain((both + b) / 50, (both + c) / 50, [50] * 20_000, np.stack([b, c], axis=1))
+    assert np.std(gained.gains) == pytest.approx(0.07616, rel=0.02)
+    assert np.mean(np.square(gained.errors)) == pytest.approx(0.07616**2, rel=0.03)
 
 
 def noise(runs: int) -> np.ndarray:
@@ -123,9 +124,10 @@ def test_bad_input(arguments, says):
 
 def test_fits_two_journals():
     """Clients and rows as the last records have them; the mean gain is the runs' difference."""
-    runs = [fedloom.run(m, rounds=2, clients=4, partition="iid") for m in ("fedavg", "local")]
-    scores = [r.records[-1]["scores"]["received/test"] for r in runs]
-    assert scores[0]["n"] == scores[1]["n"]
-    method, local = (list(s["clients"].values()) for s in scores)
-    found = gain(method, local, list(scores[0]["n"].values()))
-    assert found.mean == pytest.approx(runs[0].accuracy - runs[1].accuracy)
+    method, local = (
+        fedloom.run(name, rounds=2, clients=4, partition="iid") for name in ("fedavg", "local")
+    )
+    scores = [run.records[-1].score(At("received", "test")) for run in (method, local)]
+    assert scores[0].rows == scores[1].rows
+    gained = gain(scores[0].metrics["accuracy"], scores[1].metrics["accuracy"], scores[0].rows)
+    assert gained.mean == pytest.approx(method.accuracy - local.accuracy)

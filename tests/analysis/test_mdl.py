@@ -367,9 +367,9 @@ def test_shared_components_keep_the_largest_directions_of_both() -> None:
     x, _ = clouds(50, 6, 2, 1.0)
     rows = torch.cat([x, 3 * x + 1])
     before, after = shared_components([x, 3 * x + 1], 6)
-    kept = torch.cat([before, after])
+    both = torch.cat([before, after])
     standard = (rows - rows.mean(0)) / rows.std(0, correction=0)
-    assert torch.allclose(kept @ kept.T, standard @ standard.T)
+    assert torch.allclose(both @ both.T, standard @ standard.T)
 
     pair = torch.tensor([1.0, -1.0, 1.0, -1.0])
     noise = torch.tensor([1.0, 1.0, -1.0, -1.0])

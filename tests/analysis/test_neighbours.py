@@ -16,11 +16,11 @@ GROUPS = torch.repeat_interleave(torch.arange(3), torch.tensor([300, 180, 120]))
 
 def test_three_mixed_groups_have_the_purity_of_chance():
     """Shares .5, .3, .2: .25 + .09 + .04 = .38; the null leaves the row itself out."""
-    found = neighbour_purity(normal(600, 8), GROUPS)
-    assert found.value == pytest.approx(0.38, abs=0.02)
+    purity = neighbour_purity(normal(600, 8), GROUPS)
+    assert purity.value == pytest.approx(0.38, abs=0.02)
     exact = (300 * 299 + 180 * 179 + 120 * 119) / (600 * 599)
-    assert found.null == pytest.approx(exact, rel=1e-12)
-    assert found.null == pytest.approx(0.38, abs=0.002)
+    assert purity.null == pytest.approx(exact, rel=1e-12)
+    assert purity.null == pytest.approx(0.38, abs=0.002)
 
 
 def test_groups_far_apart_are_pure():
@@ -30,9 +30,9 @@ def test_groups_far_apart_are_pure():
 def test_worked_by_hand():
     """On a line at 0, 1, 3, 7 in groups a, a, b, a with two neighbours: 0 sees 1, 3 (1/2); 1 sees
     0, 3 (1/2); 3 sees 1, 0 (0); 7 sees 3, 1 (1/2): mean 3/8. Null: 3*2/(4*3) = 1/2."""
-    found = neighbour_purity(torch.tensor([0.0, 1, 3, 7]), torch.tensor([0, 0, 1, 0]), k=2)
-    assert found.value == pytest.approx(3 / 8)
-    assert found.null == pytest.approx(1 / 2)
+    purity = neighbour_purity(torch.tensor([0.0, 1, 3, 7]), torch.tensor([0, 0, 1, 0]), k=2)
+    assert purity.value == pytest.approx(3 / 8)
+    assert purity.null == pytest.approx(1 / 2)
 
 
 def test_ties_share_what_is_left():
@@ -45,8 +45,8 @@ def test_ties_share_what_is_left():
 
 def test_constant_features_have_exactly_the_purity_of_chance():
     """All distances are equal, so every other row is a neighbour in equal part."""
-    found = neighbour_purity(torch.full((600, 2), 0.1), GROUPS)
-    assert found.value == pytest.approx(found.null, rel=1e-12)
+    purity = neighbour_purity(torch.full((600, 2), 0.1), GROUPS)
+    assert purity.value == pytest.approx(purity.null, rel=1e-12)
 
 
 def test_within_classes_the_label_mix_plays_no_part():
@@ -68,16 +68,16 @@ def test_a_class_of_one_row_has_no_neighbours_and_small_ones_have_fewer():
     """Class 1 holds one row and is left out; class 0 has three rows, two neighbours each: all
     three rows of it are of two clients 0, 0, 1, shares 1/2, 1/2, 0."""
     z, clients = torch.tensor([0.0, 1, 2, 9]), torch.tensor([0, 0, 1, 1])
-    found = purity_within_classes(z, clients, torch.tensor([0, 0, 0, 1]))
-    assert found.n == 3
-    assert found.value == pytest.approx(1 / 3)
-    assert found.null == pytest.approx(1 / 3)
+    purity = purity_within_classes(z, clients, torch.tensor([0, 0, 0, 1]))
+    assert purity.n == 3
+    assert purity.value == pytest.approx(1 / 3)
+    assert purity.null == pytest.approx(1 / 3)
 
 
 def test_silhouette_by_hand():
     """Groups {0, 1} and {4, 5}: a = 1; b = 4.5 and 3.5. (1 - 1/4.5 + 1 - 1/3.5)/2."""
-    found = silhouette(torch.tensor([0.0, 1, 4, 5]), torch.tensor([3, 3, 8, 8]))
-    assert found == pytest.approx(1 - (1 / 4.5 + 1 / 3.5) / 2)
+    value = silhouette(torch.tensor([0.0, 1, 4, 5]), torch.tensor([3, 3, 8, 8]))
+    assert value == pytest.approx(1 - (1 / 4.5 + 1 / 3.5) / 2)
 
 
 def test_degenerate_input():

@@ -17,13 +17,13 @@ def test_worked_by_hand():
     distances 6, 8, 4, 6 (mean 6), inside 2 and 2: 12 - 4 = 8, over the mean of all six, 28/6.
     Two neighbours: 6 sees 8, 2; 8 sees 6, 2: half in the first set, over 2/3: 3/4.
     """
-    found = set_overlap(torch.tensor([0.0, 2]), torch.tensor([6.0, 8]), k=2)
-    assert found.eta2 == pytest.approx(0.9)
-    assert found.null_eta2 == pytest.approx(1 / 3)
-    assert found.energy == pytest.approx(8 / (28 / 6))
-    assert found.cross_neighbours == pytest.approx(0.75)
-    assert math.isnan(found.auc)
-    assert (found.n, found.k) == ((2, 2), 2)
+    overlap = set_overlap(torch.tensor([0.0, 2]), torch.tensor([6.0, 8]), k=2)
+    assert overlap.eta2 == pytest.approx(0.9)
+    assert overlap.null_eta2 == pytest.approx(1 / 3)
+    assert overlap.energy == pytest.approx(8 / (28 / 6))
+    assert overlap.cross_neighbours == pytest.approx(0.75)
+    assert math.isnan(overlap.auc)
+    assert (overlap.n, overlap.k) == ((2, 2), 2)
 
 
 def test_two_gaussians_four_apart():
@@ -31,12 +31,12 @@ def test_two_gaussians_four_apart():
     Phi(-2) = .0228 and the AUC Phi(4/sqrt 2) = .9977; A-distance 2 (1 - 2 * .0228) = 1.909."""
     second = normal(1000, 8, seed=1)
     second[:, 0] += 4
-    found = set_overlap(normal(1000, 8), second)
-    assert found.eta2 == pytest.approx(1 / 3, abs=0.015)
-    assert found.auc == pytest.approx(0.9977, abs=0.002)
-    assert found.a_distance == pytest.approx(1.909, abs=0.03)
-    assert found.cross_neighbours < 0.2
-    assert found.energy > 0.2
+    overlap = set_overlap(normal(1000, 8), second)
+    assert overlap.eta2 == pytest.approx(1 / 3, abs=0.015)
+    assert overlap.auc == pytest.approx(0.9977, abs=0.002)
+    assert overlap.a_distance == pytest.approx(1.909, abs=0.03)
+    assert overlap.cross_neighbours < 0.2
+    assert overlap.energy > 0.2
 
 
 def test_unequal_sets_count_alike_in_the_discriminator():
@@ -68,8 +68,8 @@ def test_one_law(columns):
 
 def test_noise_of_the_area():
     """Mann-Whitney: sqrt((n + m + 1) / (12 n m)); 120 and 80 rows: .0418."""
-    found = set_overlap(normal(120, 2), normal(80, 2, seed=1))
-    assert found.auc_noise == pytest.approx(math.sqrt(201 / (12 * 120 * 80)))
+    overlap = set_overlap(normal(120, 2), normal(80, 2, seed=1))
+    assert overlap.auc_noise == pytest.approx(math.sqrt(201 / (12 * 120 * 80)))
 
 
 def test_a_ring_about_a_ball_is_seen_by_neighbours_only():
@@ -77,17 +77,17 @@ def test_a_ring_about_a_ball_is_seen_by_neighbours_only():
     ball = normal(200, 2) * 0.1
     ring = normal(200, 2, seed=1)
     ring = 5 * ring / ring.norm(dim=1, keepdim=True)
-    found = set_overlap(ball, ring)
-    assert found.eta2 < 0.03
-    assert found.auc < 0.65
-    assert found.cross_neighbours == 0
-    assert found.energy > 0.2
+    overlap = set_overlap(ball, ring)
+    assert overlap.eta2 < 0.03
+    assert overlap.auc < 0.65
+    assert overlap.cross_neighbours == 0
+    assert overlap.energy > 0.2
 
 
 def test_separated_sets_in_more_dimensions_than_rows():
-    found = set_overlap(normal(30, 100), normal(30, 100, seed=1) + 3)
-    assert found.auc == 1
-    assert found.a_distance == 2
+    overlap = set_overlap(normal(30, 100), normal(30, 100, seed=1) + 3)
+    assert overlap.auc == 1
+    assert overlap.a_distance == 2
 
 
 def test_scaling_features_and_swapping_sets():
@@ -105,10 +105,10 @@ def test_collapse_is_the_ratio_of_eta2():
     """{0,2}: against {4,6} 16/20, against {6,8} 36/40: rho = 8/9, below 1: collapsed."""
     origin = torch.tensor([0.0, 2])
     local, reference = (origin, origin + 4), (origin, origin + 6)
-    found = feature_collapse(local, reference)
-    assert found.rho == pytest.approx(8 / 9)
-    assert found.local.eta2 == pytest.approx(0.8)
-    assert found.reference.eta2 == pytest.approx(0.9)
+    collapse = feature_collapse(local, reference)
+    assert collapse.rho == pytest.approx(8 / 9)
+    assert collapse.local.eta2 == pytest.approx(0.8)
+    assert collapse.reference.eta2 == pytest.approx(0.9)
     assert math.isnan(feature_collapse(local, (origin, origin)).rho)
 
 
@@ -119,21 +119,21 @@ def test_centroids_by_hand():
     labels = torch.tensor([0, 0, 1, 1, 2, 2, 9])
     reference = torch.tensor([-1.0, 1, 3, 5, 11, 13, 500])
     local = torch.tensor([-2.0, 2, -1, 3, 0, 4, -500])
-    found = centroid_ratio(local, reference, labels)
-    assert found.reference == pytest.approx(8)
-    assert found.local == pytest.approx(2 / 3)
-    assert found.value == pytest.approx(1 / 12)
-    assert (found.classes, found.n) == (3, 6)
+    ratio = centroid_ratio(local, reference, labels)
+    assert ratio.reference == pytest.approx(8)
+    assert ratio.local == pytest.approx(2 / 3)
+    assert ratio.value == pytest.approx(1 / 12)
+    assert (ratio.classes, ratio.n) == (3, 6)
 
 
 def test_degenerate_input():
     flat = torch.full((6, 3), 0.1)
-    found = set_overlap(flat, flat)
-    assert math.isnan(found.eta2)
-    assert math.isnan(found.energy)
-    assert found.auc == 0.5
-    assert found.a_distance == 0
-    assert found.cross_neighbours == pytest.approx(1)
+    overlap = set_overlap(flat, flat)
+    assert math.isnan(overlap.eta2)
+    assert math.isnan(overlap.energy)
+    assert overlap.auc == 0.5
+    assert overlap.a_distance == 0
+    assert overlap.cross_neighbours == pytest.approx(1)
     single = set_overlap(torch.zeros(1), torch.ones(1))
     assert single.eta2 == 1
     assert math.isnan(single.energy)

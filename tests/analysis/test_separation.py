@@ -13,16 +13,16 @@ from fedloom.analysis.separation import class_separation
 
 def test_one_hot_features_are_wholly_separated():
     """Within distance 0."""
-    found = class_separation(torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3))
-    assert found.value == 1
-    assert (found.n, found.classes) == (12, 4)
+    separation = class_separation(torch.eye(4).repeat(3, 1), torch.arange(4).repeat(3))
+    assert separation.value == 1
+    assert (separation.n, separation.classes) == (12, 4)
 
 
 def test_two_classes_of_the_same_samples_are_not():
     """Both hold +e1 and -e1: mu_k = 0, within = total = 1."""
     z = torch.tensor([[1.0, 0], [-1, 0], [1, 0], [-1, 0]])
-    found = class_separation(z, torch.tensor([0, 0, 1, 1]))
-    assert (found.value, found.within, found.total) == (0, 1, 1)
+    separation = class_separation(z, torch.tensor([0, 0, 1, 1]))
+    assert (separation.value, separation.within, separation.total) == (0, 1, 1)
 
 
 def test_two_fans_of_sixty_degrees():
@@ -50,9 +50,9 @@ def test_unequal_classes_by_brute_force(debiased):
         for k, m in enumerate(sizes)
     ]
     total = sum(own[j] if j == k else blocks[j][k].mean() for j in range(3) for k in range(3)) / 9
-    found = class_separation(z, y, debiased)
-    assert found.within == pytest.approx(float(sum(own) / 3), rel=1e-12)
-    assert found.value == pytest.approx(1 - float(sum(own) / 3 / total), rel=1e-12)
+    separation = class_separation(z, y, debiased)
+    assert separation.within == pytest.approx(float(sum(own) / 3), rel=1e-12)
+    assert separation.value == pytest.approx(1 - float(sum(own) / 3 / total), rel=1e-12)
 
 
 @pytest.mark.parametrize("shift", [0.0, 4.0])
@@ -60,10 +60,10 @@ def test_noise_of_tiny_classes_is_the_null(shift):
     """m = 2, K = 20: 1 - (1 - 1/2)/(1 - 1/40) = .487; debiased 0. A mean that all rows share (as
     after a ReLU) makes every distance small but leaves the ratio."""
     y = torch.arange(20).repeat(2)
-    found = [class_separation(normal(40, 30, seed=s) + shift, y) for s in range(30)]
+    separations = [class_separation(normal(40, 30, seed=s) + shift, y) for s in range(30)]
     fair = [class_separation(normal(40, 30, seed=s) + shift, y, debiased=True) for s in range(30)]
-    assert found[0].null == pytest.approx(0.487179, abs=1e-6)
-    assert sum(one.value for one in found) / 30 == pytest.approx(0.487, abs=0.01)
+    assert separations[0].null == pytest.approx(0.487179, abs=1e-6)
+    assert sum(one.value for one in separations) / 30 == pytest.approx(0.487, abs=0.01)
     assert abs(sum(one.value for one in fair) / 30) < 0.015
     assert fair[0].null == 0
 
@@ -72,9 +72,14 @@ def test_rows_without_direction_and_lonely_classes_are_dropped_and_counted():
     """Class 1 keeps one row after its zero row is dropped, and so is too small; the rest is the
     pair of classes 0 and 2."""
     z = torch.tensor([[1.0, 0], [1, 0], [0, 0], [5, 5], [0, 1], [0, 1]])
-    found = class_separation(z, torch.tensor([0, 0, 1, 1, 2, 2]))
-    assert (found.n, found.classes, found.zero_rows, found.small_class_rows) == (4, 2, 1, 1)
-    assert found.value == 1
+    separation = class_separation(z, torch.tensor([0, 0, 1, 1, 2, 2]))
+    assert (
+        separation.n,
+        separation.classes,
+        separation.zero_rows,
+        separation.small_class_rows,
+    ) == (4, 2, 1, 1)
+    assert separation.value == 1
 
 
 @pytest.mark.parametrize(

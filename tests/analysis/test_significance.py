@@ -47,8 +47,8 @@ def alarms(p: np.ndarray) -> float:
 )
 def test_two_way_alarms(seed_effect, client_effect, rate):
     """40,000 worlds know a rate of 5 % to .001."""
-    found = alarms(two_way(worlds(seed_effect, client_effect)).p)
-    assert found == pytest.approx(rate, abs=0.01)
+    rate = alarms(two_way(worlds(seed_effect, client_effect)).p)
+    assert rate == pytest.approx(rate, abs=0.01)
 
 
 @pytest.mark.parametrize(("effects", "rate"), [((EFFECT, 0), 0.43), ((0, EFFECT), 0.18)])
@@ -96,19 +96,19 @@ def test_two_way_by_hand():
     """[[1, 2], [3, 5]]: mean 2.75; seeds 1.5 and 4 (variance 3.125, MS 2 x 3.125 = 6.25); clients
     2 and 3.5 (1.125, MS 2.25); residuals all +-.25 (MS .25/1). Variance of the mean
     (6.25 + 2.25 - .25)/4 = 2.0625; df 8.25^2/(6.25^2 + 2.25^2 + .25^2) = 1.54031."""
-    found = two_way(np.array([[1.0, 2.0], [3.0, 5.0]]))
-    assert float(found.mean) == 2.75
-    assert float(found.variance) == 2.0625
-    assert float(found.df) == pytest.approx(1.54031, abs=1e-5)
-    assert float(found.t) == pytest.approx(2.75 / math.sqrt(2.0625))
+    estimate = two_way(np.array([[1.0, 2.0], [3.0, 5.0]]))
+    assert float(estimate.mean) == 2.75
+    assert float(estimate.variance) == 2.0625
+    assert float(estimate.df) == pytest.approx(1.54031, abs=1e-5)
+    assert float(estimate.t) == pytest.approx(2.75 / math.sqrt(2.0625))
 
 
 def test_variance_never_falls_below_the_residual():
     """[[1, -1], [-1, 1]]: no effects, residual SS 4, so MS_s + MS_c - MS_e = -4; MS_e = 4 it is:
     4/4 = 1."""
-    found = two_way(np.array([[1.0, -1.0], [-1.0, 1.0]]))
-    assert float(found.variance) == 1.0
-    assert float(found.p) == 1.0
+    estimate = two_way(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    assert float(estimate.variance) == 1.0
+    assert float(estimate.p) == 1.0
 
 
 @pytest.mark.parametrize(("seeds", "critical"), [(3, 4.30), (5, 2.78)])
@@ -141,17 +141,17 @@ def test_interval_and_p_say_the_same():
     """The edge of the interval is where p is 5 %: shifted by its low end, p = .05."""
     d = worlds(EFFECT, EFFECT, 1)[0] + 1.0
     for same in (True, False):
-        found = compare(d, same)
-        low, high = found.interval
+        test = compare(d, same)
+        low, high = test.interval
         assert compare(d - low, same).p == pytest.approx(0.05)
-        assert (low + high) / 2 == pytest.approx(found.mean)
+        assert (low + high) / 2 == pytest.approx(test.mean)
 
 
 def test_seeds_with_unlike_numbers_of_clients():
     """Seeds weigh alike: (1 + 3)/2, not (1 + 3 + 3 + 3)/4."""
-    found = compare([[1.0], [3.0, 2.0, 4.0]], same_partition=False)
-    assert found.mean == 2.0
-    assert found.clients == 1
+    test = compare([[1.0], [3.0, 2.0, 4.0]], same_partition=False)
+    assert test.mean == 2.0
+    assert test.clients == 1
     with pytest.raises(BadInput, match="same_partition=False"):
         compare([[1.0], [3.0, 2.0]], same_partition=True)
 
@@ -175,37 +175,37 @@ def test_order_of_seeds_and_clients_does_not_matter():
 @pytest.mark.parametrize("same", [True, False])
 def test_the_same_difference_everywhere(same):
     """.1 + .2 - .3 is not 0 in floating point: last bits are not a variance."""
-    found = compare([[0.3, 0.1 + 0.2], [0.1 + 0.2, 0.3]], same)
-    assert found.p == 0.0
-    assert math.isinf(found.t)
-    assert found.interval == pytest.approx((0.3, 0.3))
-    assert found.bootstrap == pytest.approx((0.3, 0.3))
+    test = compare([[0.3, 0.1 + 0.2], [0.1 + 0.2, 0.3]], same)
+    assert test.p == 0.0
+    assert math.isinf(test.t)
+    assert test.interval == pytest.approx((0.3, 0.3))
+    assert test.bootstrap == pytest.approx((0.3, 0.3))
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_no_difference_anywhere(same):
-    found = compare(np.zeros((3, 4)), same)
-    assert math.isnan(found.p)
-    assert found.mean == 0.0
-    assert found.interval == (0.0, 0.0)
+    test = compare(np.zeros((3, 4)), same)
+    assert math.isnan(test.p)
+    assert test.mean == 0.0
+    assert test.interval == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_one_seed(same):
-    found = compare([[0.1, 0.2]], same)
-    assert found.test.startswith("none: one seed")
-    assert found.mean == pytest.approx(0.15)
-    assert math.isnan(found.p)
-    assert math.isnan(found.interval[0])
-    assert math.isnan(found.bootstrap[1])
+    test = compare([[0.1, 0.2]], same)
+    assert test.test.startswith("none: one seed")
+    assert test.mean == pytest.approx(0.15)
+    assert math.isnan(test.p)
+    assert math.isnan(test.interval[0])
+    assert math.isnan(test.bootstrap[1])
     assert math.isnan(bootstrap_interval([[0.1, 0.2]], same)[0])
 
 
 def test_one_client():
     """Nothing to cross: the t test on three values .01, .02, .03 (t = .02 sqrt(3)/.01)."""
-    found = compare([[0.01], [0.02], [0.03]], same_partition=True)
-    assert "only one client" in found.test
-    assert found.t == pytest.approx(2 * math.sqrt(3))
+    test = compare([[0.01], [0.02], [0.03]], same_partition=True)
+    assert "only one client" in test.test
+    assert test.t == pytest.approx(2 * math.sqrt(3))
 
 
 # ------------------------------------------------------------------ bootstrap
@@ -239,9 +239,9 @@ def test_bootstrap_is_seeded():
 @pytest.mark.parametrize(("n", "p"), [(3, 0.25), (5, 0.0625), (6, 0.03125)])
 def test_signed_rank_all_positive(n, p):
     """Of 2^n signs two are as extreme: five seeds can never reach 5 %, six can."""
-    found = signed_rank(range(1, n + 1))
-    assert found.p == found.smallest == p
-    assert found.n == n
+    exact = signed_rank(range(1, n + 1))
+    assert exact.p == exact.smallest == p
+    assert exact.n == n
 
 
 def test_signed_rank_agrees_with_scipy_without_ties():
@@ -263,8 +263,8 @@ def test_signed_rank_splits_zeros():
     subsets of {2, 3, 4} (0 2 3 4 5 6 7 9) four are at most 4: p = 2 x 4/8 = 1. 0, 1, 2, 3: only
     the empty one: 2/8; the zero counts for nothing here."""
     assert signed_rank([0, 1, 2, -3]).p == 1.0
-    found = signed_rank([0, 1, 2, 3])
-    assert (found.p, found.n, found.smallest) == (0.25, 3, 0.25)
+    exact = signed_rank([0, 1, 2, 3])
+    assert (exact.p, exact.n, exact.smallest) == (0.25, 3, 0.25)
 
 
 def test_signed_rank_keeps_the_rank_of_zeros():
@@ -286,9 +286,9 @@ def test_signed_rank_beyond_the_exact_range():
 
 
 def test_signed_rank_of_nothing():
-    found = signed_rank([0.0, 0.0])
-    assert math.isnan(found.p)
-    assert found.n == 0
+    exact = signed_rank([0.0, 0.0])
+    assert math.isnan(exact.p)
+    assert exact.n == 0
 
 
 # ------------------------------------------------------------------ rows, and several methods

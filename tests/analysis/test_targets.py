@@ -15,10 +15,11 @@ from fedloom.analysis.targets import (
     speed_up,
     worst_client,
 )
-from fedloom.core.evaluate import Protocol
+from fedloom.core.protocol import Protocol
 from fedloom.errors import BadInput
 from fedloom.methods.fedavg import FedAvg
-from fedloom.runs.scores import result, round_scores
+from fedloom.record import At, RoundRecord, Score
+from fedloom.runs.choice import choose
 
 CLIENTS = [(0.5, 0.1), (0.6, 0.3), (0.7, 0.2), (0.8, 0.5), (0.7, 0.6), (0.9, 0.4), (0.6, 0.6)]
 MEANS = [sum(round_) / 2 for round_ in CLIENTS]
@@ -28,11 +29,11 @@ MEANS = [sum(round_) / 2 for round_ in CLIENTS]
 def test_best_five_are_not_consecutive():
     """The five largest means are .65, .65, .65, .6 and one .45 (the earlier one): 3.0 / 5 = .60.
     All seven rounds are among the last ten: 3.75 / 7."""
-    found = best_rounds(MEANS)
-    assert found.mean == pytest.approx(0.60)
-    assert found.rounds == (4, 5, 6, 7, 2)
-    assert found.scored == 7
-    assert found.last == pytest.approx(3.75 / 7)
+    best = best_rounds(MEANS)
+    assert best.mean == pytest.approx(0.60)
+    assert best.rounds == (4, 5, 6, 7, 2)
+    assert best.scored == 7
+    assert best.last == pytest.approx(3.75 / 7)
 
 
 def test_best_five_of_the_worst_client():
@@ -50,26 +51,25 @@ def test_worst_client_leaves_out_who_was_not_scored():
 
 def test_the_last_ten_are_the_last():
     """Of 1, 2, ..., 30 the last ten have the mean 25.5, the five best 28."""
-    found = best_rounds(range(1, 31))
-    assert (found.last, found.mean) == (25.5, 28.0)
+    best = best_rounds(range(1, 31))
+    assert (best.last, best.mean) == (25.5, 28.0)
 
 
 def test_best_five_is_what_the_protocol_reports():
-    """One number, two places: the journal's and a plain curve's."""
+    """One number, two places: the run's and a plain curve's."""
     rng = np.random.default_rng(0)
     clients = rng.uniform(size=(12, 3))
-    records = [
-        {
-            "round": t,
-            "scores": round_scores(
-                {"received/test": {i: {"accuracy": a, "n": 10.0} for i, a in enumerate(row)}}
-            ),
-        }
-        for t, row in enumerate(clients.tolist(), start=1)
-    ]
+    records = [record(t, row) for t, row in enumerate(clients.tolist(), start=1)]
     protocol = Protocol(moment="received", select="mean_of_five_best_test")
-    reported = result(protocol, FedAvg(), records)["accuracy"]
+    reported = choose(protocol, FedAvg(), records).value
     assert best_rounds(clients.mean(axis=1)).mean == pytest.approx(reported, abs=1e-12)
+
+
+def record(t, accuracy):
+    """A round in which clients with ten rows each had these accuracies."""
+    ids = tuple(range(len(accuracy)))
+    score = Score(At("received", "test"), ids, (10,) * len(ids), {"accuracy": tuple(accuracy)})
+    return RoundRecord(t - 1, t, "train", "model", ids, None, 0, 0, 0.0, {}, (score,))
 
 
 def test_rounds_to_target():
@@ -138,8 +138,8 @@ def test_order_rewards_noise():
 
 def test_few_rounds_and_many():
     """One round is its own best, and nothing was chosen; a million rounds are no harder."""
-    found = best_rounds([0.5])
-    assert (found.mean, found.rounds, found.by_chance, found.last) == (0.5, (1,), 0.0, 0.5)
+    best = best_rounds([0.5])
+    assert (best.mean, best.rounds, best.by_chance, best.last) == (0.5, (1,), 0.0, 0.5)
     assert height_by_chance(10**6) == pytest.approx(4.863, abs=0.001)
 
 
@@ -170,9 +170,9 @@ def test_fits_a_journal():
     """Two of three rounds are scored (every second, and the last): the curve is read off the
     records, and its last point is the run's result."""
     run = fedloom.run("fedavg", rounds=3, clients=4, partition="iid", eval_every=2)
-    scored = [r for r in run.records if "received/test" in r["scores"]]
-    curve = [r["scores"]["received/test"]["mean"] for r in scored]
-    rounds = [r["round"] for r in scored]
+    scored = [r for r in run.records if r.headline is not None]
+    curve = [r.headline.value for r in scored]
+    rounds = [r.round for r in scored]
     assert rounds == [2, 3]
     assert rounds_to_target(curve, curve[0], rounds=rounds) == 2
     assert curve[-1] == run.accuracy

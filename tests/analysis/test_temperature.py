@@ -17,12 +17,12 @@ def test_two_classes_by_hand():
     entropy of (3/4, 1/4). The error of calibration is then 0."""
     logits = torch.tensor([[4.0, 0.0]]).repeat(12, 1)
     labels = torch.tensor([0] * 9 + [1] * 3)
-    found = fit_temperature(logits, labels)
-    assert found.value == pytest.approx(4 / math.log(3), rel=1e-9)
-    assert found.nll_after == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
-    assert found.nll_before == pytest.approx(math.log1p(math.exp(4)) - 4 * 0.75)
-    assert not found.at_limit
-    assert calibration(tempered(logits, found.value), labels).ece == pytest.approx(0, abs=1e-9)
+    fit = fit_temperature(logits, labels)
+    assert fit.value == pytest.approx(4 / math.log(3), rel=1e-9)
+    assert fit.nll_after == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert fit.nll_before == pytest.approx(math.log1p(math.exp(4)) - 4 * 0.75)
+    assert not fit.at_limit
+    assert calibration(tempered(logits, fit.value), labels).ece == pytest.approx(0, abs=1e-9)
 
 
 def test_a_known_temperature_is_found_again():
@@ -30,19 +30,19 @@ def test_a_known_temperature_is_found_again():
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(20000, 8, generator=draw, dtype=torch.float64) * 2
     labels = torch.multinomial(z.softmax(1), 1, generator=draw).flatten()
-    found = fit_temperature(3 * z, labels)
-    assert found.value == pytest.approx(3, rel=0.03)
-    assert found.nll_after < found.nll_before
-    assert fit_temperature(z / 3, labels).value == pytest.approx(found.value / 9, rel=1e-9)
-    assert torch.equal(tempered(3 * z, found.value).argmax(1), z.argmax(1))
+    fit = fit_temperature(3 * z, labels)
+    assert fit.value == pytest.approx(3, rel=0.03)
+    assert fit.nll_after < fit.nll_before
+    assert fit_temperature(z / 3, labels).value == pytest.approx(fit.value / 9, rel=1e-9)
+    assert torch.equal(tempered(3 * z, fit.value).argmax(1), z.argmax(1))
 
 
 def test_log_probabilities_are_logits_even_with_zeros():
     """softmax(log p) = p: from probabilities of one, rounded to zero elsewhere, 1 of 4 wrong. With
     104 between the two classes, T = 104 / ln 3."""
     p = torch.tensor([[1.0, 0.0]]).repeat(4, 1)
-    found = fit_temperature(p.log(), torch.tensor([0, 0, 0, 1]))
-    assert found.value == pytest.approx(104 / math.log(3))
+    fit = fit_temperature(p.log(), torch.tensor([0, 0, 0, 1]))
+    assert fit.value == pytest.approx(104 / math.log(3))
 
 
 def test_no_minimum_inside_the_limits():

@@ -19,14 +19,14 @@ def test_a_copy_lies_beside_its_original_and_the_same_seed_gives_the_same_points
     13 times too wide; a true divergence is positive."""
     z, y = normal(150, 10), torch.arange(150) % 5
     panels = [Panel(z, y, 3, "before"), Panel(z.clone(), y, 3, "after")]
-    found, again = joint_tsne(panels), joint_tsne(panels)
-    assert torch.equal(found.points, again.points)
-    assert found.divergence == again.divergence > 0
-    nearest = squared_distances(found.points).fill_diagonal_(math.inf).argmin(1)
+    embedding, again = joint_tsne(panels), joint_tsne(panels)
+    assert torch.equal(embedding.points, again.points)
+    assert embedding.divergence == again.divergence > 0
+    nearest = squared_distances(embedding.points).fill_diagonal_(math.inf).argmin(1)
     assert torch.equal(nearest, (torch.arange(300) + 150) % 300)
-    assert (found.n, found.different_rows) == (300, 150)
+    assert (embedding.n, embedding.different_rows) == (300, 150)
     alone = joint_tsne(panels[:1])
-    assert torch.equal(found.points, alone.points.repeat(2, 1))
+    assert torch.equal(embedding.points, alone.points.repeat(2, 1))
     assert alone.points.std() < 50
 
 
@@ -34,9 +34,9 @@ def test_near_copies_lie_beside_each_other():
     """Local training that moves features by a thousandth: nine in ten nearest are the same row."""
     z, y = normal(150, 10), torch.arange(150) % 5
     moved = z + 1e-3 * normal(150, 10, seed=1)
-    found = joint_tsne([Panel(z, y, 0, "before"), Panel(moved, y, 0, "after")])
-    nearest = squared_distances(found.points).fill_diagonal_(math.inf).argmin(1)
-    assert found.different_rows == 300
+    embedding = joint_tsne([Panel(z, y, 0, "before"), Panel(moved, y, 0, "after")])
+    nearest = squared_distances(embedding.points).fill_diagonal_(math.inf).argmin(1)
+    assert embedding.different_rows == 300
     assert (nearest == (torch.arange(300) + 150) % 300).double().mean() > 0.9
 
 
@@ -44,15 +44,15 @@ def test_far_groups_stay_apart_and_every_point_keeps_its_tags():
     """Two clients 100 apart: in the plane, too, all ten nearest are of the same client."""
     first, second = normal(60, 70), normal(30, 70, seed=1) + 100
     labels = torch.arange(60) % 4, torch.arange(30) % 2
-    found = joint_tsne([Panel(first, labels[0], 7, "a"), Panel(second, labels[1], 2, "b")])
-    assert torch.equal(found.clients, torch.tensor([7] * 60 + [2] * 30))
-    assert torch.equal(found.labels, torch.cat(labels))
-    assert found.snapshots == ("a",) * 60 + ("b",) * 30
-    assert found.settings.perplexity == pytest.approx(89 / 3)
-    assert 0.9 < found.explained < 1
-    assert 0 < found.iterations <= 1000
-    near = squared_distances(found.points).topk(11, largest=False).indices
-    assert torch.equal(found.clients[near], found.clients[:, None].expand(-1, 11))
+    embedding = joint_tsne([Panel(first, labels[0], 7, "a"), Panel(second, labels[1], 2, "b")])
+    assert torch.equal(embedding.clients, torch.tensor([7] * 60 + [2] * 30))
+    assert torch.equal(embedding.labels, torch.cat(labels))
+    assert embedding.snapshots == ("a",) * 60 + ("b",) * 30
+    assert embedding.settings.perplexity == pytest.approx(89 / 3)
+    assert 0.9 < embedding.explained < 1
+    assert 0 < embedding.iterations <= 1000
+    near = squared_distances(embedding.points).topk(11, largest=False).indices
+    assert torch.equal(embedding.clients[near], embedding.clients[:, None].expand(-1, 11))
 
 
 def test_another_perplexity_is_another_picture():

@@ -19,7 +19,7 @@ from fedloom.diagnose.layers import inner_layers, outputs, representations
 from fedloom.diagnose.samples import Samples
 from fedloom.diagnose.snapshots import Snapshots
 from fedloom.errors import BadInput, CheckpointError, FedloomError, RunFolderError
-from fedloom.launch.start import Result
+from fedloom.runs.result import Result
 from helpers import StopAt, digits
 
 SMALL: dict[str, Any] = {"model": "mlp(hidden=[12, 8])", "clients": 4, "rounds": 2}
@@ -37,13 +37,13 @@ def test_layers_of_a_convolutional_network_are_those_of_dbe() -> None:
     """28x28: two 5x5 convolutions with 2x2 pooling leave 32 x 12 x 12 and 64 x 4 x 4 numbers."""
     net = fl.build_model("cnn4", (1, 28, 28), 10, seed=0)
     x = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    found = outputs(net, net.tree(), x)
-    widths = {name: z[0].numel() for name, z in found.items()}
+    layers_of_net = outputs(net, net.tree(), x)
+    widths = {name: z[0].numel() for name, z in layers_of_net.items()}
     assert widths == {"body.conv1": 4608, "body.conv2": 1024, "body": 512, "head": 10}
     fine = fl.build_model("cnn4(stages=fine)", (1, 28, 28), 10, seed=0)
     stages = fine(fine.tree(), x)
     for layer, stage in (("body.conv1", "conv1"), ("body.conv2", "conv2"), ("body", "fc")):
-        assert torch.equal(found[layer].flatten(1), stages[stage].flatten(1))
+        assert torch.equal(layers_of_net[layer].flatten(1), stages[stage].flatten(1))
     assert not any(module._forward_hooks for module in net.modules())
 
 
@@ -71,9 +71,9 @@ def test_an_activation_in_place_does_not_change_the_layer_before() -> None:
             self.fc = nn.Linear(3, 3)
 
         def forward(self, z: torch.Tensor) -> torch.Tensor:
-            kept: torch.Tensor = self.fc(z.clone())
+            out: torch.Tensor = self.fc(z.clone())
             z.zero_()
-            return kept
+            return out
 
     net = Net((4,), body=nn.Sequential(nn.Linear(4, 3), Block()), head=nn.Linear(3, 2))
     w, x = net.tree(), torch.ones(2, 4)
@@ -110,8 +110,8 @@ def test_before_is_the_servers_model_and_after_is_what_the_next_round_trains(
     views = [snapshots.client(cid) for cid in snapshots.ids]
     longer = fl.run("fedavg", partition="dirichlet(alpha=0.5)", **{**SMALL, "rounds": 3})
     rows = [len(view.data.train) for view in views]
-    for key, there in fedavg.server["model"].items():
-        assert all(torch.equal(view.before.state["model"][key], there) for view in views)
+    for key, at_server in fedavg.server["model"].items():
+        assert all(torch.equal(view.before.state["model"][key], at_server) for view in views)
         after = [view.after.state["model"][key].double() for view in views]
         mean = sum(n * z for n, z in zip(rows, after, strict=True)) / sum(rows)
         torch.testing.assert_close(longer.server["model"][key].double(), mean, atol=1e-6, rtol=0)
@@ -143,11 +143,11 @@ def test_with_dbe_the_layer_in_front_is_measured_without_the_personal_mean() -> 
     """z = z^g + z_p: the stages differ by one and the same vector in every row."""
     result = fl.run("fedavg + dbe", **SMALL)
     client = Snapshots.of(result, clients=1).client(0)
-    found = client.before.features(client.balanced)
+    features = client.before.features(client.balanced)
     (personal,) = (v for k, v in client.before.state["model"].items() if k.startswith("prbm."))
     assert personal.abs().max() > 0
     torch.testing.assert_close(
-        found["prbm"] - found["body"], personal.expand(len(found["body"]), -1)
+        features["prbm"] - features["body"], personal.expand(len(features["body"]), -1)
     )
     assert client.representations == ["body", "prbm"]
 
@@ -158,8 +158,8 @@ def test_a_stochastic_layer_is_measured_at_its_mean_and_sampled_for_the_ensemble
     result = fl.run("fedcr(dim=6, samples=3, adapt_epochs=1)", **SMALL)
     client = Snapshots.of(result, clients=1).client(0)
     model, rows = client.before, client.balanced
-    found = model.features(rows)
-    assert {k: z.shape[1] for k, z in found.items()} == {
+    features = model.features(rows)
+    assert {k: z.shape[1] for k, z in features.items()} == {
         "body.1": 12,
         "body": 8,
         "gauss": 6,
@@ -167,9 +167,9 @@ def test_a_stochastic_layer_is_measured_at_its_mean_and_sampled_for_the_ensemble
     }
     assert representations(model.net) == ["body", "gauss"]
     w = model.state["model"]
-    by_hand = found["gauss"] @ w["head.weight"].T + w["head.bias"]
+    by_hand = features["gauss"] @ w["head.weight"].T + w["head.bias"]
     torch.testing.assert_close(model.single_logits(rows), by_hand)
-    torch.testing.assert_close(found["head"], by_hand)
+    torch.testing.assert_close(features["head"], by_hand)
     members = model.ensemble_logits(rows)
     assert members.shape == (3, len(rows), 10)
     assert not torch.equal(members[0], members[1])
@@ -258,9 +258,9 @@ def test_shared_test_sets_stand_in_for_clients_without_test_rows() -> None:
 
 
 def stopped_run(out: Path, after: int = 2, **settings: Any) -> Path:
-    given = {**SMALL, "rounds": 4, "checkpoint_every": 1, **settings}
+    settings = {**SMALL, "rounds": 4, "checkpoint_every": 1, **settings}
     with pytest.raises(KeyboardInterrupt):
-        fl.run("fedavg", out=str(out), watchers=[StopAt(after)], **given)
+        fl.run("fedavg", out=str(out), watchers=[StopAt(after)], **settings)
     return out
 
 
@@ -270,8 +270,8 @@ def test_a_folder_gives_the_newest_checkpoint(tmp_path: Path) -> None:
     snapshots = Snapshots.of(out, clients=1)
     ended = fl.run("fedavg", **SMALL)
     assert snapshots.round == 2
-    there = snapshots.client(0).before.state["model"]
-    assert all(torch.equal(v, there[k]) for k, v in ended.server["model"].items())
+    received = snapshots.client(0).before.state["model"]
+    assert all(torch.equal(v, received[k]) for k, v in ended.server["model"].items())
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_none_left_is_one_sentence(tmp_path: Path) -> None:
@@ -283,30 +283,30 @@ def test_a_damaged_checkpoint_is_passed_over_and_none_left_is_one_sentence(tmp_p
     assert snapshots.round == 1
     assert [newest.name in warning for warning in snapshots.warnings] == [True]
     shutil.rmtree(older)
-    said_once(CheckpointError, out, "is damaged")
+    refused_in_one_sentence(CheckpointError, out, "is damaged")
     shutil.rmtree(newest)
-    said_once(CheckpointError, out, "there is no checkpoint")
+    refused_in_one_sentence(CheckpointError, out, "there is no checkpoint")
 
 
-def said_once(kind: type[FedloomError], run: Path, words: str) -> None:
+def refused_in_one_sentence(kind: type[FedloomError], run: Path, words: str) -> None:
     with pytest.raises(kind, match=words) as caught:
         Snapshots.of(run)
     assert "\n" not in str(caught.value)
 
 
 def test_folders_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    said_once(RunFolderError, tmp_path, "there is no run")
+    refused_in_one_sentence(RunFolderError, tmp_path, "there is no run")
     out = tmp_path / "special"
     with pytest.raises(KeyboardInterrupt):
         fl.run("fedavg + dbe", out=str(out), watchers=[StopAt(1)], **SMALL)
-    said_once(BadInput, out, "no finished round")
+    refused_in_one_sentence(BadInput, out, "no finished round")
     data = fl.federate(fl.load("digits"), "iid", 3)
     fl.run("fedavg", data, rounds=1, out=str(tmp_path / "object"))
-    said_once(BadInput, tmp_path / "object", r"Snapshots.of\(.*data=\.\.\.")
+    refused_in_one_sentence(BadInput, tmp_path / "object", r"Snapshots.of\(.*data=\.\.\.")
     assert Snapshots.of(tmp_path / "object", data=data).round == 1
 
 
 def test_receipts_are_not_taken_for_states(fedavg: Result) -> None:
-    kept = {cid: receipt("00" * 32) for cid in range(4)}
+    receipts = {cid: receipt("00" * 32) for cid in range(4)}
     with pytest.raises(BadInput, match="kept their states to themselves"):
-        Snapshots(fedavg.experiment, fedavg.server, kept, 2)
+        Snapshots(fedavg.experiment, fedavg.server, receipts, fedavg.records)

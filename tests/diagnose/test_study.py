@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,22 @@ from fedloom.analysis.mdl import mdl_online
 from fedloom.analysis.separation import class_separation
 from fedloom.core.digest import state_sha256
 from fedloom.diagnose import recorder
-from fedloom.diagnose.finding import NAMES, Finding, chosen
-from fedloom.diagnose.measures import MEASURES, Options
+from fedloom.diagnose.diagnostics import mdl
+from fedloom.diagnose.measure import Options
+from fedloom.diagnose.registry import chosen, diagnostics, read
 from fedloom.diagnose.snapshots import Snapshots
 from fedloom.diagnose.study import study
-from fedloom.diagnose.summary import findings_table
+from fedloom.diagnose.terminal import findings_table
 from fedloom.engines.inline import Inline
-from fedloom.errors import BadInput, UnknownName
-from fedloom.launch.start import Result, resume, start
+from fedloom.errors import BadInput, RunFolderError, UnknownName
+from fedloom.files import jsonable
+from fedloom.launch.start import resume, start
+from fedloom.record import Finding, RoundRecord, dump
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
+from fedloom.runs.journal import read_records
+from fedloom.runs.result import Result
+from fedloom.runs.watcher import RunView, Stop, Watcher
 from helpers import StopAt, fedloom
 
 SMALL: dict[str, Any] = {"model": "mlp(hidden=[12, 8])", "clients": 5, "rounds": 2}
@@ -42,13 +48,13 @@ def fedavg() -> Result:
 
 
 @pytest.fixture(scope="module")
-def looked(fedavg: Result) -> Snapshots:
+def snapshots(fedavg: Result) -> Snapshots:
     return Snapshots.of(fedavg, rows=100, clients=3)
 
 
 @pytest.fixture(scope="module")
-def found(looked: Snapshots) -> list[Finding]:
-    return study(looked)
+def findings(snapshots: Snapshots) -> list[Finding]:
+    return study(snapshots)
 
 
 def one(findings: list[Finding], name: str, **at: object) -> Finding:
@@ -61,20 +67,20 @@ def one(findings: list[Finding], name: str, **at: object) -> Finding:
 # ------------------------------------------------------------------ answers that are known
 
 
-def test_a_shared_extractor_is_one_before_and_several_after(found: list[Finding]) -> None:
+def test_a_shared_extractor_is_one_before_and_several_after(findings: list[Finding]) -> None:
     for layer in ("body.1", "body", "head"):
-        before = one(found, "cka", layer=layer, snapshot="before").result
-        after = one(found, "cka", layer=layer, snapshot="after").result
+        before = one(findings, "cka", layer=layer, snapshot="before").result
+        after = one(findings, "cka", layer=layer, snapshot="after").result
         assert before["clients"] == after["clients"] == [0, 2, 4]
         assert [v for row in before["matrix"] for v in row] == pytest.approx([1.0] * 9, abs=1e-12)
         assert 0 < after["smallest"] <= after["mean"] <= after["largest"] < 0.99
         assert after["n"] == 100
 
 
-def test_a_client_of_two_classes_calls_everything_one_of_them(found: list[Finding]) -> None:
+def test_a_client_of_two_classes_calls_everything_one_of_them(findings: list[Finding]) -> None:
     """FedBR's Proposition 3.1: after local training rows of the eight other classes go to the two
     of the client. It saw 2 of 10 classes, so a uniform guess gives .2; 80 of 100 rows are not."""
-    line = one(found, "classifier_bias", settings=bias_settings(found, 1)).result
+    line = one(findings, "classifier_bias", settings=bias_settings(findings, 1)).result
     assert line["blind"] == [0.2] * 3
     assert (line["n_unseen"], line["n_seen"]) == ([80] * 3, [20] * 3)
     assert line["mean"]["after"]["seen_mass"] > 0.95
@@ -86,16 +92,16 @@ def test_a_client_of_two_classes_calls_everything_one_of_them(found: list[Findin
         assert sum(law) == pytest.approx(1)
 
 
-def bias_settings(found: list[Finding], least: int) -> dict[str, Any]:
-    lines = [f.settings for f in found if f.name == "classifier_bias"]
+def bias_settings(findings: list[Finding], least: int) -> Mapping[str, Any]:
+    lines = [f.settings for f in findings if f.name == "classifier_bias"]
     assert [s["seen_at_least"] for s in lines] == [1, 10]
     return next(s for s in lines if s["seen_at_least"] == least)
 
 
-def test_the_aggregated_model_is_what_clients_receive(found: list[Finding]) -> None:
+def test_the_aggregated_model_is_what_clients_receive(findings: list[Finding]) -> None:
     """FedAvg: everybody starts from the aggregated model, and leaves it for its own two classes,
     with which no more than .2 of the balanced rows can be right."""
-    line = one(found, "global_accuracy").result
+    line = one(findings, "global_accuracy").result
     assert line["before"]["accuracy"] == [line["aggregated"]["accuracy"]] * 3
     assert line["mean"]["after"]["accuracy"] < 0.3
     p = line["aggregated"]["accuracy"]
@@ -139,62 +145,64 @@ def test_local_models_are_apart_from_the_start() -> None:
     assert "stays with the clients" in aggregated["why"]
 
 
-def test_numbers_are_those_of_the_pure_functions(looked: Snapshots, found: list[Finding]) -> None:
+def test_numbers_are_those_of_the_pure_functions(
+    snapshots: Snapshots, findings: list[Finding]
+) -> None:
     """The right layer, snapshot and rows reach each function: asked directly, it says the same."""
-    client = looked.client(2)
+    client = snapshots.client(2)
     rows, own, classes = client.balanced, client.test, 10
     assert own is not None
     before, after = client.before.features(rows)["body"], client.after.features(rows)["body"]
-    code = one(found, "mdl", layer="body", data="bal").result
+    code = one(findings, "mdl", layer="body", data="bal").result
     assert code["after"]["nats"][1] == mdl_online(after, rows.y, classes).nats
     assert code["before"]["bits"][1] == mdl_online(before, rows.y, classes).bits
     assert code["uniform_bits"][1] == pytest.approx(100 * math.log2(10))
     mine = client.after.features(own)["body"]
-    local = one(found, "mdl", layer="body", data="local-test").result
+    local = one(findings, "mdl", layer="body", data="local-test").result
     assert local["after"]["nats"][1] == mdl_online(mine, own.y, classes).nats
-    separation = one(found, "separation", layer="body").result
+    separation = one(findings, "separation", layer="body").result
     assert separation["after"]["value"][1] == class_separation(mine, own.y).value
     assert separation["after"]["debiased"][1] == class_separation(mine, own.y, debiased=True).value
     others = client.pool.owners != 2
     ratio = fisher(mine, client.after.features(client.pool)["body"][others])
-    line = one(found, "fisher", layer="body").result
+    line = one(findings, "fisher", layer="body").result
     assert line["after"]["largest"][1] == ratio.largest
     assert line["n"][1] == [len(own), int(others.sum())]
-    pairs = [(c.after.probabilities(c.test), c.test.y) for c in clients_of(looked)]
+    pairs = [(c.after.probabilities(c.test), c.test.y) for c in clients_of(snapshots)]
     score = calibration_of_clients(pairs)
-    ways = one(found, "calibration", snapshot="after").result["ways"]
+    ways = one(findings, "calibration", snapshot="after").result["ways"]
     assert list(ways) == ["predict"]
     assert ways["predict"]["ece"] == score.pooled.ece
     assert ways["predict"]["clients"]["ece"][1] == score.clients[1].ece
 
 
-def clients_of(looked: Snapshots) -> Iterator[Any]:
-    return map(looked.client, looked.ids)
+def clients_of(snapshots: Snapshots) -> Iterator[Any]:
+    return map(snapshots.client, snapshots.ids)
 
 
-def test_the_pooled_code_is_of_everybodys_own_rows(looked: Snapshots, found: list[Finding]) -> None:
+def test_the_pooled_code_is_of_everybodys_own_rows(
+    snapshots: Snapshots, findings: list[Finding]
+) -> None:
     """100 rows over 3 clients: 33 of each, through the model of each."""
-    line = one(found, "mdl", layer="head", data="pooled").result
+    line = one(findings, "mdl", layer="head", data="pooled").result
     assert (line["clients"], line["n"]) == ([-1], [99])
     assert line["after"]["bits"][0] < line["before"]["bits"][0]
 
 
 def test_an_extractor_all_share_is_coded_once(
-    looked: Snapshots, monkeypatch: pytest.MonkeyPatch
+    snapshots: Snapshots, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Balanced rows: one code before for all 3 clients and 3 after, for each of 3 layers; own rows
     6 for each layer, the pool 2."""
-    from fedloom.diagnose.measures import description
+    coded: list[object] = []
 
-    asked: list[object] = []
+    def counted(z: Any, y: Any, classes: int, **settings: Any) -> Any:
+        coded.append(z)
+        return mdl_online(z, y, classes, **settings)
 
-    def counted(z: Any, y: Any, classes: int, **how: Any) -> Any:
-        asked.append(z)
-        return mdl_online(z, y, classes, **how)
-
-    monkeypatch.setitem(description.ESTIMATORS, "online", counted)
-    study(looked, "mdl")
-    assert len(asked) == 3 * (1 + 3 + 6 + 2)
+    monkeypatch.setitem(mdl.ESTIMATORS, "online", counted)
+    study(snapshots, "mdl")
+    assert len(coded) == 3 * (1 + 3 + 6 + 2)
 
 
 def test_a_stochastic_method_is_scored_in_four_ways_and_as_adapted() -> None:
@@ -213,10 +221,10 @@ def test_a_stochastic_method_is_scored_in_four_ways_and_as_adapted() -> None:
 def test_two_dimensional_gaussians_are_shown_as_they_are() -> None:
     """FedCR's Figure 2: features of two dimensions need no projection, so points are features."""
     result = fl.run("fedcr(dim=2, samples=3, adapt_epochs=0)", partition=TWO_CLASSES, **SMALL)
-    looked = Snapshots.of(result, rows=60, clients=1)
-    drawn = one(study(looked, "ellipses"), "ellipses", layer="gauss").result
+    snapshots = Snapshots.of(result, rows=60, clients=1)
+    drawn = one(study(snapshots, "ellipses"), "ellipses", layer="gauss").result
     assert drawn["explained"] == 1
-    client = looked.client(0)
+    client = snapshots.client(0)
     assert client.test is not None
     z = client.after.features(client.test)["gauss"]
     panel = next(p for p in drawn["panels"] if p["snapshot"] == "after")
@@ -241,34 +249,35 @@ def test_validation_rows_give_a_temperature() -> None:
 # ------------------------------------------------------------------ what cannot be measured
 
 
-def test_the_table_holds_numbers_against_what_compares(found: list[Finding]) -> None:
+def test_the_table_holds_numbers_against_what_compares(findings: list[Finding]) -> None:
     """On own rows bits per label: 30/20 and 10/40 are .875 in the mean, labels alone 40/20 and
     20/40 are 1.25. A client without unseen classes has no share of them, so that a uniform guess is
     that of the other: .2."""
-    mdl = one(found, "mdl", layer="head", data="local-test")
-    coded = {"bits": [30.0, 10.0]}
+    mdl = one(findings, "mdl", layer="head", data="local-test")
+    zeros = [0.0, 0.0]
+    coded = {"bits": [30.0, 10.0], "nats": zeros, "per_sample": zeros, "ratio": zeros}
     numbers = {"n": [20, 40], "prior_bits": [40.0, 20.0], "before": coded, "after": coded}
-    bias = one(found, "classifier_bias", settings=bias_settings(found, 1))
+    bias = one(findings, "classifier_bias", settings=bias_settings(findings, 1))
     seen = {"blind": [0.2, 1.0], "n_unseen": [80, 0]}
     table = findings_table(
         [
             replace(mdl, result={**mdl.result, **numbers}),
-            one(found, "mdl", layer="head", data="bal"),
+            one(findings, "mdl", layer="head", data="bal"),
             replace(bias, result={**bias.result, **seen}),
         ]
     )
-    kept = [list(map(str, column.cells)) for column in table.columns]
-    assert kept[0] == ["MDL, bits per label", "MDL, bits", "unseen called seen"]
-    assert (kept[3][0], kept[4][0]) == ("0.875", "0.875")
-    assert kept[5] == ["labels alone: 1.25", "uniform code: 332", "uniform guess: 0.2"]
+    columns = [list(map(str, column.cells)) for column in table.columns]
+    assert columns[0] == ["MDL, bits per label", "MDL, bits", "unseen called seen"]
+    assert (columns[3][0], columns[4][0]) == ("0.875", "0.875")
+    assert columns[5] == ["labels alone: 1.25", "uniform code: 332", "uniform guess: 0.2"]
 
 
 def test_unlike_networks_are_compared_where_that_makes_sense() -> None:
     """CKA takes features of any width; a common probe or plane needs one."""
     settings = {**SMALL, "model": "mlp(hidden=[5]) | mlp(hidden=[7])"}
-    looked = Snapshots.of(fl.run("local", **settings), rows=60, clients=4)
-    lines = study(looked, "mdl, cka, tsne, ellipses")
-    assert looked.ids == [0, 1, 2, 4]
+    snapshots = Snapshots.of(fl.run("local", **settings), rows=60, clients=4)
+    lines = study(snapshots, "mdl, cka, tsne, ellipses")
+    assert snapshots.ids == [0, 1, 2, 4]
     assert len(one(lines, "cka", layer="body", snapshot="after").result["matrix"]) == 4
     assert one(lines, "cka", layer="body", snapshot="after").settings["width"] == [5, 7]
     for name in ("tsne", "ellipses"):
@@ -291,29 +300,31 @@ def test_who_saw_all_classes_has_no_unseen_ones() -> None:
 def test_a_model_that_diverged_spoils_no_other_diagnostic(fedavg: Result) -> None:
     """Weights that are not numbers: features say so in one sentence, counts still work."""
     server = {"model": {k: torch.full_like(v, math.nan) for k, v in fedavg.server["model"].items()}}
-    lost = Snapshots(fedavg.experiment, server, {}, 2, rows=60, count=2)
-    lines = study(lost, "cka, separation")
+    diverged = Snapshots(fedavg.experiment, server, {}, fedavg.records, rows=60, count=2)
+    lines = study(diverged, "cka, separation")
     assert [f.name for f in lines] == ["cka", "separation"]
     for line in lines:
         assert line.skipped
         assert "\n" not in line.skipped
 
 
-def test_names_are_checked() -> None:
-    assert chosen(None) == NAMES == tuple(MEASURES)
+def test_names_are_checked(tmp_path: Path) -> None:
+    """Also those of a run, before its first round: nothing is written."""
+    assert chosen(None) == tuple(diagnostics())
+    assert chosen("separation , cka") == ("cka", "separation")
     with pytest.raises(UnknownName, match="did you mean 'cka'"):
         chosen("ckaa")
-    with pytest.raises(UnknownName, match="did you mean 'separation'"):
-        RunConfig.checked({"diagnose": "cka, seperation"})
     with pytest.raises(BadInput, match="no diagnostic is named"):
         chosen(" , ")
-    assert RunConfig(diagnose="separation , cka").diagnose == "cka,separation"
+    with pytest.raises(UnknownName, match="did you mean 'separation'"):
+        fl.run("fedavg", diagnose="cka, seperation", out=str(tmp_path / "run"), **SMALL)
+    assert not (tmp_path / "run").exists()
 
 
-def test_unknown_estimators_and_probes_are_refused(looked: Snapshots) -> None:
+def test_unknown_estimators_and_probes_are_refused(snapshots: Snapshots) -> None:
     for options in (Options(estimator="onlin"), Options(probe="rigde")):
         with pytest.raises(UnknownName, match="did you mean"):
-            study(looked, "mdl", options=options)
+            study(snapshots, "mdl", options=options)
 
 
 # ------------------------------------------------------------------ the shape of lines
@@ -361,10 +372,10 @@ PLAIN: dict[str, set[str]] = {
 }
 
 
-def test_lines_have_the_shape_the_report_reads(found: list[Finding]) -> None:
-    assert tuple(dict.fromkeys(f.name for f in found)) == NAMES
-    for line in found:
-        record = line.as_record()
+def test_lines_have_the_shape_that_users_know(findings: list[Finding]) -> None:
+    assert tuple(dict.fromkeys(f.name for f in findings)) == tuple(diagnostics())
+    for line in findings:
+        record = dump(line)
         assert json.loads(json.dumps(record, allow_nan=False)) == record
         assert set(record) == COMMON
         assert record["settings"].keys() >= SETTINGS
@@ -382,15 +393,37 @@ def test_lines_have_the_shape_the_report_reads(found: list[Finding]) -> None:
             assert set(result["mean"][when]) == columns - TABLES
 
 
-def test_pictures_name_every_point(looked: Snapshots, found: list[Finding]) -> None:
-    picture = one(found, "tsne").result
+def test_pictures_name_every_point(snapshots: Snapshots, findings: list[Finding]) -> None:
+    picture = one(findings, "tsne").result
     columns = ("points", "labels", "clients", "snapshots")
     assert {len(picture[key]) for key in columns} == {picture["n"]}
     half = picture["n"] // 2
     assert picture["snapshots"].count("before") == picture["snapshots"].count("after") == half
-    assert set(picture["clients"]) == set(looked.ids)
+    assert set(picture["clients"]) == set(snapshots.ids)
     purity = picture["purity"]["client_within_class"]
     assert set(purity) == {"before", "after", "null", "k"}
+
+
+def test_results_are_read_back_as_their_types(findings: list[Finding]) -> None:
+    for finding in findings:
+        reading = read(finding)
+        assert (reading.round, reading.layer) == (finding.round, finding.layer)
+        assert type(reading.result) is diagnostics()[finding.name].result
+        assert jsonable(dump(reading.result)) == finding.result
+    broken = replace(one(findings, "global_accuracy"), result={"clients": [0]})
+    with pytest.raises(RunFolderError, match="result of global_accuracy in round 2") as caught:
+        read(broken)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UnknownName, match="did you mean 'cka'"):
+        read(replace(findings[0], name="ckaa"))
+
+
+def test_every_diagnostic_has_its_place_and_its_line_in_the_docs() -> None:
+    places = [diagnostic.order for diagnostic in diagnostics().values()]
+    assert places == sorted(set(places))
+    page = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
+    listed = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert listed == list(diagnostics())
 
 
 # ------------------------------------------------------------------ while a run goes on
@@ -417,14 +450,14 @@ def test_recording_changes_no_byte_of_the_run(recorded: tuple[Path, Result]) -> 
     silent = {k: v for k, v in RECORDED.items() if not k.startswith("diagnose")}
     without = fl.run("fedper", **silent)
     assert without.summary.state_sha256 == result.summary.state_sha256
-    assert [r["loss"] for r in without.records] == [r["loss"] for r in result.records]
-    assert [r["scores"] for r in without.records] == [r["scores"] for r in result.records]
-    lines = [json.loads(line) for line in (out / "diagnostics.jsonl").read_text().splitlines()]
+    assert [r.loss for r in without.records] == [r.loss for r in result.records]
+    assert [r.scores for r in without.records] == [r.scores for r in result.records]
+    lines = read_records(out / "diagnostics.jsonl", Finding)
     assert lines == list(result.diagnostics)
-    assert sorted({line["round"] for line in lines}) == [2, 4, 5]
+    assert sorted({line.round for line in lines}) == [2, 4, 5]
     assert not without.diagnostics
-    now = [f.as_record() for f in study(Snapshots.of(result), "cka,separation")]
-    assert [line for line in lines if line["round"] == 5] == now
+    of_result = study(Snapshots.of(result), "cka,separation")
+    assert [line for line in lines if line.round == 5] == of_result
 
 
 def test_a_run_that_goes_on_has_the_lines_of_an_undisturbed_one(
@@ -433,12 +466,11 @@ def test_a_run_that_goes_on_has_the_lines_of_an_undisturbed_one(
     """Stopped in the midst of the diagnosis of round 4, with a checkpoint of that round; then the
     newest checkpoint is lost, and lines of rounds after the older one are made again."""
     out = tmp_path / "run"
-    whole = study
 
     def interrupted(snapshots: Snapshots, only: Any) -> list[Finding]:
         if snapshots.round == 4:
             raise KeyboardInterrupt
-        return whole(snapshots, only)
+        return study(snapshots, only)
 
     monkeypatch.setattr(recorder, "study", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -458,6 +490,25 @@ def test_a_run_that_goes_on_has_the_lines_of_an_undisturbed_one(
 def rounds_of(out: Path) -> set[int]:
     lines = (out / "diagnostics.jsonl").read_text().splitlines()
     return {json.loads(line)["round"] for line in lines}
+
+
+class StopAfter(Watcher):
+    """Ends the training after a round."""
+
+    def __init__(self, t: int) -> None:
+        self.t = t
+
+    def step(self, run: RunView, record: RoundRecord) -> Stop | None:
+        return Stop("seen enough") if record.round == self.t else None
+
+
+def test_a_run_that_a_watcher_ends_is_measured_at_its_end(tmp_path: Path) -> None:
+    """Of five rounds two and four are due, but it ends after the third."""
+    out = tmp_path / "run"
+    result = fl.run("fedper", out=str(out), watchers=[StopAfter(3)], **RECORDED)
+    assert sorted({finding.round for finding in result.diagnostics}) == [2, 3]
+    assert read_records(out / "diagnostics.jsonl", Finding) == list(result.diagnostics)
+    assert Snapshots.of(result).round == Snapshots.of(out).round == 3
 
 
 def test_states_kept_elsewhere_cannot_be_recorded(tmp_path: Path) -> None:
@@ -505,8 +556,7 @@ def test_the_command_replaces_lines_of_its_round_and_name(
         *[(3, "separation", 500)] * 3,
         (3, "global_accuracy", 60),
     ]
-    kept = [line for line in before if json.loads(line)["round"] == 2]
-    assert first[:9] == kept
+    assert first[:9] == [line for line in before if json.loads(line)["round"] == 2]
     record = fedloom("diagnose", *flags, "--json").record
     assert len(record["findings"]) == 7
     assert (out / "diagnostics.jsonl").read_text().splitlines() == first
@@ -549,6 +599,6 @@ def test_the_package_offers_functions_by_name() -> None:
         _ = fl.analysis.linear_kca
 
 
-def test_states_are_left_as_they_were(fedavg: Result, found: list[Finding]) -> None:
-    assert found
+def test_states_are_left_as_they_were(fedavg: Result, findings: list[Finding]) -> None:
+    assert findings
     assert state_sha256(fedavg.server, fedavg.clients) == fedavg.summary.state_sha256

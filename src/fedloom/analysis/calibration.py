@@ -76,8 +76,8 @@ def calibration(
     """Calibration of probabilities [n, C]; bins of equal width, or of equally many samples.
 
     >>> p = torch.tensor([[0.8, 0.2]]).repeat(100, 1)
-    >>> found = calibration(p, torch.tensor([0] * 60 + [1] * 40))
-    >>> round(found.ece, 6), round(found.gap, 6), round(found.noise, 6)
+    >>> score = calibration(p, torch.tensor([0] * 60 + [1] * 40))
+    >>> round(score.ece, 6), round(score.gap, 6), round(score.noise, 6)
     (0.2, 0.2, 0.031915)
     """
     p = as_probabilities(probabilities)
@@ -109,8 +109,8 @@ def calibration_of_clients(
 
     >>> even = torch.tensor([[0.5, 0.5]]).repeat(4, 1)
     >>> right, wrong = torch.zeros(4, dtype=torch.long), torch.ones(4, dtype=torch.long)
-    >>> found = calibration_of_clients([(even, right), (even, wrong)])
-    >>> found.pooled.ece, found.mean_ece
+    >>> scores = calibration_of_clients([(even, right), (even, wrong)])
+    >>> scores.pooled.ece, scores.mean_ece
     (0.0, 0.5)
     """
     if not clients:

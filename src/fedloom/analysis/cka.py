@@ -64,8 +64,8 @@ def cka_between_clients(features: Sequence[Array], debiased: bool = False) -> Cl
     """CKA of every pair of clients' features of the same inputs.
 
     >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
-    >>> found = cka_between_clients([x, x * torch.tensor([3.0, 1.0]), x[:, :1]])
-    >>> [round(float(value), 5) for value in found.matrix[0]]  # 10 / sqrt(164), 1 / sqrt(2)
+    >>> pairs = cka_between_clients([x, x * torch.tensor([3.0, 1.0]), x[:, :1]])
+    >>> [round(float(value), 5) for value in pairs.matrix[0]]  # 10 / sqrt(164), 1 / sqrt(2)
     [1.0, 0.78087, 0.70711]
     """
     if len(features) < 2:

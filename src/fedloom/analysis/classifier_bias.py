@@ -67,8 +67,8 @@ def classifier_bias(
     """Bias of one client's model [n, C] on a test set; seen classes have `at_least` train samples.
 
     >>> always_zero = torch.tensor([[1.0, 0.0, 0.0]]).repeat(4, 1)
-    >>> found = classifier_bias(always_zero, torch.tensor([0, 1, 2, 2]), torch.tensor([5, 0, 0]))
-    >>> found.seen_mass, found.distance_to_labels, found.unseen_recall, found.n_unseen
+    >>> bias = classifier_bias(always_zero, torch.tensor([0, 1, 2, 2]), torch.tensor([5, 0, 0]))
+    >>> bias.seen_mass, bias.distance_to_labels, bias.unseen_recall, bias.n_unseen
     (1.0, 1.0, 0.0, 3)
     """
     p = as_probabilities(probabilities)
@@ -106,8 +106,8 @@ def prior_agreement(probabilities: Array, train_counts: Array) -> PriorAgreement
     """Agreement of predictions on a class-balanced test set with the local label counts [C].
 
     >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7]])
-    >>> found = prior_agreement(p, torch.tensor([30, 10]))
-    >>> round(found.correlation, 9), found.distance_to_uniform
+    >>> agreement = prior_agreement(p, torch.tensor([30, 10]))
+    >>> round(agreement.correlation, 9), agreement.distance_to_uniform
     (1.0, 0.25)
     """
     p = as_probabilities(probabilities)

@@ -106,7 +106,7 @@ def log_sizes(pool: int, points: int = 10) -> tuple[int, ...]:
     (10, 17, 29, 49, 82, 138, 234, 394, 666, 1125)
     """
     raw = np.logspace(1, np.log10(max(pool, 10)), points)
-    # Rounded before it is rounded up: a hair above a whole number is that number.
+    # First to nine decimals: an error of rounding must not lift a whole number to the next.
     return tuple(sorted({min(ceil(size), pool) for size in raw.round(9)}))
 
 

@@ -146,14 +146,14 @@ def sizes(net: Net, shared: Collection[str]) -> Sizes:
     Sizes(shared=128, personal=130, frozen=0, buffers=129)
     """
     buffers = {name for name, _ in net.named_buffers(remove_duplicate=False)}
-    found = {"shared": 0, "personal": 0, "frozen": 0, "buffers": 0}
+    counts = {"shared": 0, "personal": 0, "frozen": 0, "buffers": 0}
     for key in net.keys:
         if key in net.params:
             group = "shared" if key in shared else "personal"
         else:
             group = "buffers" if key in buffers else "frozen"
-        found[group] += net.initial[key].numel()
-    return Sizes(**found)
+        counts[group] += net.initial[key].numel()
+    return Sizes(**counts)
 
 
 # ------------------------------------------------------------------ time
@@ -184,10 +184,10 @@ def pace(seconds: ArrayLike, *, warm_up: int = 1) -> Pace:
     """
     if warm_up < 0:
         raise BadInput(f"warm_up must be 0 or more rounds, not {warm_up}")
-    kept = vector(seconds, "seconds")[warm_up:]
-    if kept.size == 0:
+    counted = vector(seconds, "seconds")[warm_up:]
+    if counted.size == 0:
         return Pace(float("nan"), float("nan"), 0)
-    return Pace(float(kept.mean()), float(np.median(kept)), len(kept))
+    return Pace(float(counted.mean()), float(np.median(counted)), len(counted))
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def feature_drift(local: Array, reference: Array, common_coordinates: bool = Tru
     cosine and relative drift are NaN, because a mere rotation would move them.
 
     >>> z = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
-    >>> found = feature_drift(-z, z)
-    >>> found.cosine, found.relative, round(found.procrustes, 9)
+    >>> drift = feature_drift(-z, z)
+    >>> drift.cosine, drift.relative, round(drift.procrustes, 9)
     (2.0, 4.0, 0.0)
     """
     moved, start = paired(local, reference)

@@ -23,7 +23,7 @@ class ClassEllipses:
     counts: Tensor
     """[C]."""
     means: Tensor
-    """[C, 2]; NaN for a class nobody holds."""
+    """[C, 2]; NaN for a class without rows."""
     covariances: Tensor
     """[C, 2, 2] with divisor m - 1; NaN for a class of fewer than two rows."""
     half_axes: Tensor
@@ -40,8 +40,8 @@ def class_ellipses(z: Array, y: Array, classes: int, coverage: float = 0.95) -> 
     """Per-class Gaussians of features in two dimensions, or of wider ones' first two components.
 
     >>> z = torch.tensor([[0.0, 0], [2, 0], [1, 1], [1, -1], [9, 9]])
-    >>> found = class_ellipses(z, torch.tensor([0, 0, 0, 0, 2]), 3)
-    >>> found.means[0], found.covariances[0]
+    >>> ellipses = class_ellipses(z, torch.tensor([0, 0, 0, 0, 2]), 3)
+    >>> ellipses.means[0], ellipses.covariances[0]
     (tensor([1., 0.], dtype=torch.float64), tensor([[0.6667, 0.0000],
             [0.0000, 0.6667]], dtype=torch.float64))
     """

@@ -59,8 +59,8 @@ def ensemble_calibration(
     """Calibration of an ensemble's logits [S, n, C], beside one deterministic pass [n, C].
 
     >>> three = torch.tensor([[[9.0, 0]], [[0, 2]], [[0, 2]]])
-    >>> found = ensemble_calibration(three, torch.tensor([1]))
-    >>> found.probability_average.accuracy, found.logit_average.accuracy, found.disagreement
+    >>> score = ensemble_calibration(three, torch.tensor([1]))
+    >>> score.probability_average.accuracy, score.logit_average.accuracy, score.disagreement
     (1.0, 0.0, 1.0)
     """
     by_probability, by_logit = probability_average(logits), logit_average(logits)

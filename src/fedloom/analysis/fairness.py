@@ -55,8 +55,8 @@ def fairness(accuracy: ArrayLike, n: ArrayLike) -> Fairness:
 
     Accuracies that are all 0 are even: Jain 1, Gini 0, entropy 1.
 
-    >>> found = fairness([0.9, 0.8, 0.7, 0.6], [50, 50, 50, 50])
-    >>> round(found.std, 4), round(found.jain, 5), round(found.gini, 5), round(found.entropy, 5)
+    >>> fair = fairness([0.9, 0.8, 0.7, 0.6], [50, 50, 50, 50])
+    >>> round(fair.std, 4), round(fair.jain, 5), round(fair.gini, 5), round(fair.entropy, 5)
     (0.1118, 0.97826, 0.08333, 0.99194)
     """
     a, rows = shares(accuracy, "accuracy"), row_counts(n)
@@ -118,8 +118,8 @@ def lowest_by_chance(p: float, n: ArrayLike) -> float:
 
 
 def _wilson(a: float, rows: float) -> tuple[float, float]:
-    found = stats.binomtest(round(a * rows), int(rows)).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    interval = stats.binomtest(round(a * rows), int(rows)).proportion_ci(method="wilson")
+    return float(interval.low), float(interval.high)
 
 
 def _jain(a: Numbers) -> float:

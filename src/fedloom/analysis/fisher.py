@@ -107,8 +107,8 @@ class Discriminant:
 def fisher(a: Array | Moments, b: Array | Moments) -> Fisher:
     """Ratios of two sets of features of one extractor.
 
-    >>> found = fisher(torch.tensor([[0.0, 1], [2, 1]]), torch.tensor([[3.0, 1], [5, 1]]))
-    >>> found.ratios, found.dead  # 9 / (1 + 1)
+    >>> ratio = fisher(torch.tensor([[0.0, 1], [2, 1]]), torch.tensor([[3.0, 1], [5, 1]]))
+    >>> ratio.ratios, ratio.dead  # 9 / (1 + 1)
     (tensor([4.5000, 0.0000], dtype=torch.float64), 1)
     """
     first, second = (x if isinstance(x, Moments) else Moments.of(x) for x in (a, b))
@@ -143,8 +143,8 @@ def fisher_within_classes(a: Array, y_a: Array, b: Array, y_b: Array, classes: i
     """Mean of the ratios class by class; NaN where no class has two rows on both sides.
 
     >>> a, b = torch.tensor([0.0, 2, 50, 52]), torch.tensor([3.0, 5])
-    >>> found = fisher_within_classes(a, torch.tensor([0, 0, 1, 1]), b, torch.tensor([0, 0]), 3)
-    >>> found.largest, found.classes.tolist()
+    >>> within = fisher_within_classes(a, torch.tensor([0, 0, 1, 1]), b, torch.tensor([0, 0]), 3)
+    >>> within.largest, within.classes.tolist()
     (4.5, [True, False, False])
     """
     first, second = as_matrix(a), as_matrix(b)

@@ -53,13 +53,13 @@ def gain(
     `significance.disagreements`; they make errors exact. A journal holds only accuracies; from
     these alone the errors are those of independent models, too wide where models agree.
 
-    >>> found = gain([0.8, 0.7], [0.6, 0.7], [100, 100])
-    >>> round(found.mean, 3), found.helped, found.harmed
+    >>> gained = gain([0.8, 0.7], [0.6, 0.7], [100, 100])
+    >>> round(gained.mean, 3), gained.helped, gained.harmed
     (0.1, 0.5, 0.0)
     """
     a, b, rows = shares(method, "method"), shares(local, "local"), row_counts(n)
     same_length(method=a, local=b, n=rows)
-    gains = np.round(a - b, 12)  # .9 - .8 and .3 - .2 are one gain
+    gains = np.round(a - b, 12)  # so that .9 - .8 equals .3 - .2
     if disagreements is None:
         errors = np.sqrt((a * (1 - a) + b * (1 - b)) / rows)
     else:

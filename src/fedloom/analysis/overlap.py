@@ -66,8 +66,8 @@ class CentroidRatio:
 def set_overlap(first: Array, second: Array, k: int = NEIGHBOURS, seed: int = 0) -> Overlap:
     """Overlap of one extractor's features of two disjoint sets of inputs.
 
-    >>> found = set_overlap(torch.tensor([0.0, 2.0]), torch.tensor([6.0, 8.0]), k=1)
-    >>> found.eta2, round(found.null_eta2, 4), found.cross_neighbours  # 36 / 40
+    >>> overlap = set_overlap(torch.tensor([0.0, 2.0]), torch.tensor([6.0, 8.0]), k=1)
+    >>> overlap.eta2, round(overlap.null_eta2, 4), overlap.cross_neighbours  # 36 / 40
     (0.9, 0.3333, 0.0)
     """
     one, two = as_matrix(first), as_matrix(second)
@@ -123,13 +123,13 @@ def centroid_ratio(local: Array, reference: Array, labels: Array) -> CentroidRat
     """
     mine, theirs = paired(local, reference)
     known = as_labels(labels, len(mine))
-    kept = known.bincount()[known] >= 2
-    classes, dense = distinct(known[kept])
+    enough = known.bincount()[known] >= 2
+    classes, dense = distinct(known[enough])
     if len(classes) < 2:
-        return CentroidRatio(*(float("nan"),) * 3, len(classes), int(kept.sum()))
-    own, other = (_centroid_distance(z[kept], dense, len(classes)) for z in (mine, theirs))
+        return CentroidRatio(*(float("nan"),) * 3, len(classes), int(enough.sum()))
+    own, other = (_centroid_distance(z[enough], dense, len(classes)) for z in (mine, theirs))
     value = own / other if other else float("nan")
-    return CentroidRatio(value, own, other, len(classes), int(kept.sum()))
+    return CentroidRatio(value, own, other, len(classes), int(enough.sum()))
 
 
 def _eta2(rows: Tensor, member: Tensor) -> float:

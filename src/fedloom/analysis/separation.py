@@ -45,8 +45,8 @@ def class_separation(
 
     >>> import torch
     >>> one_hot = torch.eye(3).repeat(2, 1)
-    >>> found = class_separation(one_hot, torch.tensor([0, 1, 2, 0, 1, 2]))
-    >>> found.value, round(found.null, 6)  # 1 - (1 - 1/2) / (1 - 1/6)
+    >>> separation = class_separation(one_hot, torch.tensor([0, 1, 2, 0, 1, 2]))
+    >>> separation.value, round(separation.null, 6)  # 1 - (1 - 1/2) / (1 - 1/6)
     (1.0, 0.4)
     """
     rows = as_matrix(z)

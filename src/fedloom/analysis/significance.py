@@ -76,10 +76,10 @@ def compare(differences: Iterable[ArrayLike], same_partition: bool, *, seed: int
 
     `seed` is that of the bootstrap.
 
-    >>> found = compare([[0.02, 0.05], [0.01, 0.03], [0.03, 0.04]], same_partition=True)
-    >>> round(found.mean, 3), round(found.p, 3)
+    >>> test = compare([[0.02, 0.05], [0.01, 0.03], [0.03, 0.04]], same_partition=True)
+    >>> round(test.mean, 3), round(test.p, 3)
     (0.03, 0.169)
-    >>> found.test
+    >>> test.test
     'crossed: two-way random effects over 3 seeds and 2 clients, because every seed has the same \
 partition'
     """
@@ -91,21 +91,21 @@ partition'
         nothing = (math.nan, math.nan)
         return Paired(mean, math.nan, math.nan, 0.0, nothing, nothing, 1, clients, test)
     if same_partition and clients > 1:
-        found = two_way(np.stack(rows))
+        estimate = two_way(np.stack(rows))
         test = (
             f"crossed: two-way random effects over {seeds} seeds and {clients} clients, because"
             " every seed has the same partition"
         )
     else:
-        found = seed_means(np.array([row.mean() for row in rows]))
+        estimate = seed_means(np.array([row.mean() for row in rows]))
         why = "there is only one client" if same_partition else "every seed has its own partition"
         test = f"nested: paired t test on {seeds} seeds' means, because {why}"
-    half = float(stats.t.isf(0.025, found.df) * np.sqrt(found.variance))
+    half = float(stats.t.isf(0.025, estimate.df) * np.sqrt(estimate.variance))
     return Paired(
         mean=mean,
-        p=float(found.p),
-        t=float(found.t),
-        df=float(found.df),
+        p=float(estimate.p),
+        t=float(estimate.t),
+        df=float(estimate.df),
         interval=(mean - half, mean + half),
         bootstrap=bootstrap_interval(rows, same_partition, seed=seed),
         seeds=seeds,
@@ -202,8 +202,8 @@ def _nested_draws(rows: list[Numbers], draws: int, rng: np.random.Generator) -> 
         k = len(row)
         times = rng.multinomial(k, np.full(k, 1 / k), size=int((chosen == s).sum()))
         means[chosen == s] = times @ row / k
-    found: Numbers = means.mean(axis=1)
-    return found
+    of_draws: Numbers = means.mean(axis=1)
+    return of_draws
 
 
 def _rows(differences: Iterable[ArrayLike], same_partition: bool) -> list[Numbers]:
@@ -242,7 +242,7 @@ def signed_rank(differences: ArrayLike) -> Exact:
     >>> signed_rank([1, 2, 3, 4, 5])
     Exact(p=0.0625, n=5, smallest=0.0625)
     """
-    d = np.round(vector(differences, "differences"), 12)  # .9 - .8 and .8 - .7 tie
+    d = np.round(vector(differences, "differences"), 12)  # so that .9 - .8 equals .8 - .7
     n = int(np.count_nonzero(d))
     if n == 0:
         return Exact(math.nan, 0, 1.0)

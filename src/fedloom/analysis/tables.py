@@ -55,8 +55,8 @@ def same_length(**rows: Numbers) -> None:
     """
     lengths = {name: len(row) for name, row in rows.items()}
     if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{name} {n}" for name, n in lengths.items())
-        raise BadInput(f"one number for each is needed, but there are {found}")
+        counts = ", ".join(f"{name} {n}" for name, n in lengths.items())
+        raise BadInput(f"one number for each is needed, but there are {counts}")
 
 
 def row_counts(n: ArrayLike, what: str = "n") -> Numbers:

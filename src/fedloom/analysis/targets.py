@@ -34,7 +34,7 @@ class Best:
     by_chance: float
     """How far a flat curve would come above its level, in standard deviations of its noise."""
     last: float
-    """Mean of the last ten scored rounds, which nobody chose."""
+    """Mean of the last ten scored rounds, which no choice can raise."""
 
 
 def best_rounds(curve: ArrayLike, count: int = 5, *, rounds: ArrayLike | None = None) -> Best:
@@ -43,8 +43,8 @@ def best_rounds(curve: ArrayLike, count: int = 5, *, rounds: ArrayLike | None = 
     The same number as the protocol's `mean_of_five_best_test`. It is chosen on the rows it is
     measured on, so compare only runs with equally many scored rounds.
 
-    >>> found = best_rounds([0.25, 0.75, 0.5], count=2)
-    >>> found.mean, found.rounds, found.last
+    >>> best = best_rounds([0.25, 0.75, 0.5], count=2)
+    >>> best.mean, best.rounds, best.last
     (0.625, (2, 3), 0.5)
     """
     values, at = _curve(curve, rounds)
@@ -94,8 +94,8 @@ def worst_client(accuracy: ArrayLike) -> Numbers:
     cells = table(accuracy, "accuracy", gaps=True)
     if (empty := np.isnan(cells).all(axis=1)).any():
         raise BadInput(f"row {int(empty.argmax())} of accuracy has no scored client; leave it out")
-    found: Numbers = np.nanmin(cells, axis=1)
-    return found
+    lowest: Numbers = np.nanmin(cells, axis=1)
+    return lowest
 
 
 def rounds_to_target(

@@ -87,8 +87,8 @@ def joint_tsne(panels: Sequence[Panel], settings: Settings | None = None) -> Emb
 
     >>> z = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
     >>> y = torch.arange(20) % 2
-    >>> found = joint_tsne([Panel(z, y, 0, "before"), Panel(z + 9, y, 0, "after")])
-    >>> found.points.shape, found.snapshots[20], found.settings.perplexity
+    >>> embedding = joint_tsne([Panel(z, y, 0, "before"), Panel(z + 9, y, 0, "after")])
+    >>> embedding.points.shape, embedding.snapshots[20], embedding.settings.perplexity
     (torch.Size([40, 2]), 'after', 13.0)
     """
     settings = settings or Settings()

@@ -2,12 +2,14 @@
 
 import fedloom as fl
 
-for finding in fl.diagnose.study(fl.diagnose.Snapshots.of("runs/mine"), "mdl, cka"):
-    print(finding.name, finding.layer, finding.result)
+for finding in fl.diagnose.study(fl.diagnose.Snapshots.of("runs/mine"), "cka"):
+    print(finding.layer, fl.diagnose.read(finding).result.mean)
 """
 
-from fedloom.diagnose.measures import Options
+from fedloom.diagnose.diagnostic import Reading
+from fedloom.diagnose.measure import Options
 from fedloom.diagnose.recorder import diagnose
+from fedloom.diagnose.registry import read
 from fedloom.diagnose.samples import Sample, Samples
 from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
 from fedloom.diagnose.study import study
@@ -18,9 +20,11 @@ __all__ = [
     "Finding",
     "ModelView",
     "Options",
+    "Reading",
     "Sample",
     "Samples",
     "Snapshots",
     "diagnose",
+    "read",
     "study",
 ]

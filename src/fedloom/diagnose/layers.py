@@ -1,4 +1,4 @@
-"""What every layer of a net makes of some inputs, from one forward pass."""
+"""The output of every layer of a net, from one forward pass."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ def inner_layers(stage: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 def _layers(name: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
     if not isinstance(module, nn.Sequential):
         return [(name, module)]
-    found: list[tuple[str, nn.Module]] = []
+    layers: list[tuple[str, nn.Module]] = []
     for child, inside in module._modules.items():  # `named_children` leaves out repeated ones
         assert inside is not None
         if not isinstance(inside, NORMS) and next(inside.parameters(), None) is not None:
-            found += _layers(f"{name}.{child}", inside)
-        elif found:
-            found[-1] = (found[-1][0], inside)
-    return found if len(found) > 1 else [(name, module)]
+            layers += _layers(f"{name}.{child}", inside)
+        elif layers:
+            layers[-1] = (layers[-1][0], inside)
+    return layers if len(layers) > 1 else [(name, module)]
 
 
 @contextmanager
-def _listening(net: Net) -> Iterator[dict[str, Tensor]]:
-    """Outputs of the layers inside stages, as the last pass made them."""
-    heard: dict[str, Tensor] = {}
+def _recorded(net: Net) -> Iterator[dict[str, Tensor]]:
+    """Outputs of the layers inside stages, of the last forward pass."""
+    recorded: dict[str, Tensor] = {}
 
-    def hear(name: str, _module: nn.Module, _given: Any, out: Any) -> None:
+    def record(name: str, _module: nn.Module, _inputs: Any, out: Any) -> None:
         if isinstance(out, Tensor):
-            heard[name] = out.clone()  # what follows may work in place
+            recorded[name] = out.clone()  # the next module may work in place
 
     hooks = [
-        module.register_forward_hook(partial(hear, name))
+        module.register_forward_hook(partial(record, name))
         for stage in net.reads
         for name, module in inner_layers(stage, net.get_submodule(stage))
     ]
     try:
-        yield heard
+        yield recorded
     finally:
         for hook in hooks:
             hook.remove()
@@ -81,30 +81,30 @@ def outputs(net: Net, w: Tree, x: Tensor) -> dict[str, Tensor]:
     >>> {name: tuple(z.shape) for name, z in outputs(net, net.tree(), torch.zeros(5, 4)).items()}
     {'body.0': (5, 3), 'body': (5, 2), 'head': (5, 2)}
     """
-    with _listening(net) as inner:
-        settled = without_chance(net, w, x)
-        out = net(w, x, given=settled)
-    found: dict[str, Tensor] = {}
+    with _recorded(net) as inner:
+        means = without_chance(net, w, x)
+        out = net(w, x, given=means)
+    layers: dict[str, Tensor] = {}
     for stage, z in out.items():
         if stage == INPUT or net.draws(stage):
             continue
-        found |= {k: v for k, v in inner.items() if k.startswith(f"{stage}.")}
-        found[stage] = _one_sample(net, stage, z, out)
-    return found
+        layers |= {k: v for k, v in inner.items() if k.startswith(f"{stage}.")}
+        layers[stage] = _one_sample(net, stage, z, out)
+    return layers
 
 
 def without_chance(net: Net, w: Tree, x: Tensor) -> dict[str, Tensor]:
-    """What to give `net` so that stages that sample a Gaussian give its mean."""
-    given: dict[str, Tensor] = {}
+    """Outputs to hand to `net`, with which stages that sample a Gaussian give its mean."""
+    fixed: dict[str, Tensor] = {}
     for stage, source in net.reads.items():
         if source is None or source == INPUT or not net.draws(stage):
             continue
         if isinstance(net.get_submodule(source), Gaussian):
-            given = net(w, x, want=source, given=given)
-            mean = given[source][:, 0]
-            certain = torch.stack([mean, torch.zeros_like(mean)], 1)
-            given[stage] = net.stage(w, stage, certain)
-    return {k: v for k, v in given.items() if k != INPUT}
+            fixed = net(w, x, want=source, given=fixed)
+            mean = fixed[source][:, 0]
+            no_deviation = torch.stack([mean, torch.zeros_like(mean)], 1)
+            fixed[stage] = net.stage(w, stage, no_deviation)
+    return {k: v for k, v in fixed.items() if k != INPUT}
 
 
 def _one_sample(net: Net, stage: str, z: Tensor, out: Mapping[str, Tensor]) -> Tensor:
@@ -124,8 +124,8 @@ def columns(z: Tensor, layer: str) -> Tensor:
     flat = z.detach().to("cpu", torch.float32).flatten(1)
     if flat.shape[1] <= WIDEST:
         return flat.contiguous()
-    kept = torch.randperm(flat.shape[1], generator=generator("entries", layer))[:WIDEST]
-    return flat[:, kept.sort().values]
+    entries = torch.randperm(flat.shape[1], generator=generator("entries", layer))[:WIDEST]
+    return flat[:, entries.sort().values]
 
 
 def representations(net: Net) -> list[str]:
@@ -135,10 +135,10 @@ def representations(net: Net) -> list[str]:
     ['body']
     """
     read = {source for source in net.reads.values() if source is not None}
-    found = [net.representation]
+    stages = [net.representation]
     for head, source in net.reads.items():
         if source is None or source == INPUT or head in read:
             continue
         path = [stage for stage in net.path_to(source) if not net.draws(stage)]
-        found += path[-1:]
-    return list(dict.fromkeys(found))
+        stages += path[-1:]
+    return list(dict.fromkeys(stages))

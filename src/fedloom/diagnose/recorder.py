@@ -1,4 +1,4 @@
-"""Diagnostics while a run goes on, and the file they are kept in."""
+"""Diagnostics while a run goes on, or of its newest checkpoint, and the file they are kept in."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 
 from fedloom.core.stopwatch import timed
 from fedloom.data import FederatedData
-from fedloom.diagnose.finding import NAMES, chosen
-from fedloom.diagnose.measures import Options
+from fedloom.diagnose.measure import Options
+from fedloom.diagnose.registry import chosen, diagnostics
 from fedloom.diagnose.samples import ROWS, Samples
 from fedloom.diagnose.snapshots import CLIENTS, Snapshots
 from fedloom.diagnose.study import Progress, study
 from fedloom.errors import BadInput
 from fedloom.files import write_atomic
-from fedloom.record import Finding, RoundRecord
+from fedloom.record import Finding, RoundRecord, Summary
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import line_of, read_records
@@ -23,10 +23,10 @@ from fedloom.runs.watcher import RunView, Watcher
 
 
 class Recorder(Watcher):
-    """Measures a run every `diagnose_every` rounds and at the end; changes nothing of it.
+    """Measures a run every `diagnose_every` rounds and after the last; changes nothing of it.
 
-    What it measures of a round depends on the run's states alone, so a run that goes on after a
-    stop takes up lines of the rounds it kept and writes those after them again.
+    What it finds in a round depends on the run's states alone. So a run that is resumed keeps the
+    findings of the rounds it does not repeat.
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -34,33 +34,45 @@ class Recorder(Watcher):
             raise BadInput("the clients' data is at their sites; leave out diagnose")
         self.findings: list[Finding] = []
         self._names = chosen(experiment.config.diagnose)
+        self._every, self._rounds = experiment.config.diagnose_every, experiment.config.rounds
         self._samples = Samples(experiment.data, experiment.program.clients)
 
     def begun(self, run: RunView) -> None:
-        rounds = [record.round for record in run.records if record.kind == "train"]
-        last = max(rounds, default=0)
+        """Drop findings of rounds that are to be done again. The run may have been interrupted
+        while its last round was measured: make up for what is missing of it."""
         if run.folder is not None:
-            path = run.folder.diagnostics
-            self.findings = [f for f in read_records(path, Finding) if f.round <= last]
-            write_atomic(path, b"".join(map(line_of, self.findings)))
+            last = max((r.round for r in run.records if r.kind == "train"), default=0)
+            stored = read_records(run.folder.diagnostics, Finding)
+            self.findings = [finding for finding in stored if finding.round <= last]
+            _write(run.folder.diagnostics, self.findings)
         if run.records:
             self.step(run, run.records[-1])
 
     def step(self, run: RunView, record: RoundRecord) -> None:
-        known = {(f.round, f.name) for f in self.findings}
-        missing = [n for n in self._names if (record.round, n) not in known]
-        config = run.experiment.config
-        due = record.round % config.diagnose_every == 0 or record.round == config.rounds
-        if record.kind != "train" or not due or not missing:
+        """Measure a training round that is due."""
+        t = record.round
+        if record.kind == "train" and (t % self._every == 0 or t == self._rounds):
+            self._measure(run, t)
+
+    def ended(self, run: RunView, summary: Summary) -> None:
+        """Measure the last round of a run that was stopped before the round it was meant for."""
+        if summary.stopped is not None:
+            self._measure(run, max(r.round for r in run.records if r.kind == "train"))
+
+    def _measure(self, run: RunView, t: int) -> None:
+        """What is missing of the round that was trained last."""
+        measured = {finding.name for finding in self.findings if finding.round == t}
+        missing = [name for name in self._names if name not in measured]
+        if not missing:
             return
         with timed("evaluation"):
             snapshots = Snapshots(
-                run.experiment, run.server, run.clients, run.done, samples=self._samples
+                run.experiment, run.server, run.clients, run.records, samples=self._samples
             )
             new = study(snapshots, missing)
         self.findings += new
         if run.folder is not None:
-            append_all(run.folder.diagnostics, new)
+            _append(run.folder.diagnostics, new)
 
 
 def diagnose(
@@ -72,7 +84,7 @@ def diagnose(
     options: Options | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[list[Finding], tuple[str, ...]]:
-    """Study a run folder's newest checkpoint and keep what was found there; with a sentence for
+    """Study a run folder's newest checkpoint and keep the findings there; with a sentence for
     every damaged checkpoint that was passed over."""
     with RunFolder.open(run) as folder:
         snapshots = Snapshots.of(run, rows=rows, clients=clients)
@@ -83,19 +95,24 @@ def diagnose(
 
 def save(path: Path, findings: Sequence[Finding]) -> None:
     """Put findings in a run's file, in place of those of the same round and name."""
-    replaced = {(f.round, f.name) for f in findings}
-    kept = [f for f in read_records(path, Finding) if (f.round, f.name) not in replaced]
-    every = sorted([*kept, *findings], key=lambda f: (f.round, _place(f.name)))
-    write_atomic(path, b"".join(map(line_of, every)))
+    replaced = {(finding.round, finding.name) for finding in findings}
+    stored = read_records(path, Finding)
+    others = [finding for finding in stored if (finding.round, finding.name) not in replaced]
+    places = {name: place for place, name in enumerate(diagnostics())}
+
+    def order(finding: Finding) -> tuple[int, int]:
+        return finding.round, places.get(finding.name, len(places))
+
+    _write(path, sorted([*others, *findings], key=order))
 
 
-def append_all(path: Path, findings: Iterable[Finding]) -> None:
-    """All lines of a round at once: Ctrl-C leaves all of them or none."""
+def _write(path: Path, findings: Iterable[Finding]) -> None:
+    write_atomic(path, b"".join(map(line_of, findings)))
+
+
+def _append(path: Path, findings: Iterable[Finding]) -> None:
+    """All lines of a round at once, so that Ctrl-C leaves all of them or none."""
     with open(path, "ab") as file:
         file.write(b"".join(map(line_of, findings)))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _place(name: str) -> int:
-    return NAMES.index(name) if name in NAMES else len(NAMES)

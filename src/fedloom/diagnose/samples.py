@@ -19,13 +19,15 @@ ROWS = 500
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Inputs and labels; `owners` says whose test rows they are where they are everybody's."""
+    """Inputs and labels of some rows."""
 
     name: str
     inputs: Tensor
     y: Tensor
     owners: Tensor
+    """The client of each row."""
     sha256: str = ""
+    """Of owners and row numbers, where the rows are of several clients."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -41,42 +43,42 @@ class Samples:
 
     @cached_property
     def balanced(self) -> Sample:
-        """Test rows of all clients, equally many of each class; of a rare class, all there are."""
+        """Test rows of all clients, equally many of each class; of a rare class, all of them."""
         owners, rows, labels = self._pool
         most = max(1, self.rows // self.data.classes)
         shuffle = generator(self.seed, "balanced rows")
         order = torch.randperm(len(labels), generator=shuffle)
-        kept = torch.cat([order[labels[order] == c][:most] for c in range(self.data.classes)])
-        kept = kept[torch.randperm(len(kept), generator=shuffle)]
-        return self._gathered("bal", owners[kept], rows[kept])
+        some = torch.cat([order[labels[order] == c][:most] for c in range(self.data.classes)])
+        some = some[torch.randperm(len(some), generator=shuffle)]
+        return self._gathered("bal", owners[some], rows[some])
 
     @cached_property
     def pool(self) -> Sample:
         """Test rows of all clients as they come."""
         owners, rows, labels = self._pool
         order = torch.randperm(len(labels), generator=generator(self.seed, "pooled rows"))
-        kept = order[: self.rows]
-        return self._gathered("pool", owners[kept], rows[kept])
+        some = order[: self.rows]
+        return self._gathered("pool", owners[some], rows[some])
 
     def local(self, cid: int, split: str = "test") -> Sample | None:
         """A client's own rows, the classes in their proportions; None if it has none."""
         own = self.data.client(cid).split(split)
         if own is None or not len(own):
             return None
-        kept = pick_rows(own.y, self.rows, self.seed)
-        whose = torch.full_like(kept, cid)
-        return Sample(f"local-{split}", own.x(kept), own.y[kept], whose)
+        some = pick_rows(own.y, self.rows, self.seed)
+        owners = torch.full_like(some, cid)
+        return Sample(f"local-{split}", own.x(some), own.y[some], owners)
 
     @cached_property
     def _pool(self) -> tuple[Tensor, Tensor, Tensor]:
         """Owner, row and label of every test row; where clients have none, of shared test sets."""
         shared = [shared_test_id(i) for i in range(len(self.data.shared_tests))]
         for ids in (list(range(self.clients)), shared):
-            sizes = [(cid, test.y) for cid in ids if (test := self._test(cid)) is not None]
-            if sizes:
-                owners = torch.cat([torch.full_like(y, cid) for cid, y in sizes])
-                rows = torch.cat([torch.arange(len(y)) for _, y in sizes])
-                return owners, rows, torch.cat([y for _, y in sizes])
+            labels = [(cid, test.y) for cid in ids if (test := self._test(cid)) is not None]
+            if labels:
+                owners = torch.cat([torch.full_like(y, cid) for cid, y in labels])
+                rows = torch.cat([torch.arange(len(y)) for _, y in labels])
+                return owners, rows, torch.cat([y for _, y in labels])
         raise BadInput("there are no test rows to look at; choose a split that makes some")
 
     def _test(self, owner: int) -> Split | None:
@@ -94,5 +96,5 @@ class Samples:
                 inputs = x.new_empty(len(rows), *x.shape[1:])
             inputs[mine], y[mine] = x, test.y[rows[mine]]
         assert inputs is not None
-        which = sha256(torch.stack([owners, rows]).numpy().tobytes()).hexdigest()
-        return Sample(name, inputs, y, owners, which)
+        digest = sha256(torch.stack([owners, rows]).numpy().tobytes()).hexdigest()
+        return Sample(name, inputs, y, owners, digest)

@@ -23,27 +23,32 @@ from fedloom.core.site import SCAN_ROWS, Visit
 from fedloom.core.tree import State, place, place_state
 from fedloom.data import FederatedData
 from fedloom.diagnose.layers import columns, outputs, representations
+from fedloom.diagnose.per_client import Side
 from fedloom.diagnose.samples import ROWS, Sample, Samples
 from fedloom.engines import check_device
 from fedloom.errors import BadInput
+from fedloom.record import RoundRecord
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.given import rebuilt
+from fedloom.runs.journal import read_records
 from fedloom.runs.result import Result
 from fedloom.runs.stored import newest_states
 
 CLIENTS = 8
 MEMBERS = 18
 """Samples of an ensemble where the network draws one at a time; FedCR's number."""
+SEEN_AT_LEAST = 1
+"""Training rows that make a class a seen one."""
 
 
 class ModelView:
-    """One model, asked about samples; answers about features are kept as long as it is."""
+    """One model and what it makes of samples. Features are kept as long as the view."""
 
     def __init__(self, program: Program, net: Net, state: State, key: tuple[Any, ...]) -> None:
         self.program, self.net, self.state = program, net, state
         self.entries: dict[str, int] = {}
-        """How many numbers each layer makes of an input, as far as features were asked for."""
+        """How many numbers each layer makes of an input; filled by `features`."""
         self._key = key
         self._device = next(iter(state[METHOD].values())).device
         self._features: dict[int, tuple[Sample, dict[str, Tensor]]] = {}
@@ -51,13 +56,13 @@ class ModelView:
     def features(self, sample: Sample) -> dict[str, Tensor]:
         """Layer -> float32 [n, d] in evaluation mode, without augmentation, in running order."""
         if id(sample) not in self._features:
-            found: dict[str, list[Tensor]] = {}
+            parts: dict[str, list[Tensor]] = {}
             for x in self._parts(sample):
                 for layer, z in outputs(self.net, self.state[METHOD], x).items():
                     self.entries[layer] = z[0].numel()
-                    found.setdefault(layer, []).append(columns(z, layer))
-            whole = {layer: torch.cat(parts) for layer, parts in found.items()}
-            self._features[id(sample)] = sample, whole
+                    parts.setdefault(layer, []).append(columns(z, layer))
+            features = {layer: torch.cat(z) for layer, z in parts.items()}
+            self._features[id(sample)] = sample, features  # the sample too: it keeps its id taken
         return self._features[id(sample)][1]
 
     @torch.no_grad()
@@ -115,7 +120,7 @@ class ClientView:
 
     @cached_property
     def after(self) -> ModelView:
-        """The model after the next local training, on a copy that nobody keeps."""
+        """The model after the next local training, on a copy of the states."""
         return self._view(lambda: model_at(self._visit, "trained"))
 
     @cached_property
@@ -124,6 +129,10 @@ class ClientView:
         if not kept_final(self._visit.own or {}):
             return None
         return self._view(lambda: model_at(self._visit, "final"))
+
+    def model(self, side: Side) -> ModelView:
+        """Before or after local training."""
+        return self.before if side == "before" else self.after
 
     @property
     def balanced(self) -> Sample:
@@ -156,6 +165,11 @@ class ClientView:
         return torch.bincount(self.data.train.y, minlength=self.classes)
 
     @property
+    def seen_rows(self) -> Tensor:
+        """Which balanced rows [n] are of classes that the client trains on."""
+        return (self.train_counts >= SEEN_AT_LEAST)[self.balanced.y]
+
+    @property
     def representations(self) -> list[str]:
         """The layers that the heads read."""
         return representations(self.before.net)
@@ -163,7 +177,7 @@ class ClientView:
     def _view(self, make: Callable[[], State]) -> ModelView:
         visit = self._visit
         key = (*visit.down.plan.key, visit.cid)
-        with rng_scope(*key):  # as in the client's own call: this training is the next one's
+        with rng_scope(*key):  # as in the round: this training is the one the client would do
             state = make()
         return ModelView(visit.program, visit.program.net(visit.cid), state, (*key, "diagnosis"))
 
@@ -174,8 +188,8 @@ class Snapshots:
     >>> from fedloom.launch.start import run
     >>> ended = run("fedavg", rounds=1, clients=3, partition="iid")
     >>> snapshots = Snapshots.of(ended, rows=100, clients=2)
-    >>> found = snapshots.client(2).after.features(snapshots.samples.balanced)
-    >>> snapshots.ids, {layer: tuple(z.shape) for layer, z in found.items()}
+    >>> features = snapshots.client(2).after.features(snapshots.samples.balanced)
+    >>> snapshots.ids, {layer: tuple(z.shape) for layer, z in features.items()}
     ([0, 2], {'body.1': (100, 64), 'body': (100, 32), 'head': (100, 10)})
     """
 
@@ -184,14 +198,14 @@ class Snapshots:
         experiment: Experiment,
         server: State,
         clients: Mapping[int, State],
-        done: int,
+        records: Sequence[RoundRecord],
         *,
         rows: int = ROWS,
         count: int = CLIENTS,
         samples: Samples | None = None,
         warnings: Sequence[str] = (),
     ) -> None:
-        """`done` plans of the experiment were done when server and clients were so."""
+        """`records`: of the steps that led to these states."""
         self.experiment, self.program = experiment, experiment.program
         self._server, self._clients = server, clients
         self.warnings = tuple(warnings)
@@ -200,10 +214,10 @@ class Snapshots:
         self.data: FederatedData = experiment.data
         if count < 1:
             raise BadInput(f"clients is {count}; a diagnosis needs at least one")
-        self.round = _rounds_done(experiment.plans[:done])
+        self.round = _last_round(records)
         self._plan = Plan(self.round + 1, seed=self.program.seed, clients=self.program.clients)
         self.samples = samples or Samples(self.data, self.program.clients, rows)
-        self.ids = _spread(self.program.clients, count)
+        self.ids = _evenly_spaced(self.program.clients, count)
         if any(RECEIPT in clients.get(cid, {}) for cid in self.ids):
             raise BadInput(
                 "this run's clients kept their states to themselves (engine flower); only a run of"
@@ -226,15 +240,18 @@ class Snapshots:
         `model`, `method`) must be given again.
         """
         if isinstance(run, Result):
-            experiment, done = run.experiment, len(run.experiment.plans)
-            return cls(experiment, run.server, run.clients, done, rows=rows, count=clients)
-        experiment = rebuilt(run, "diagnose.Snapshots.of", **objects)
-        found, warnings = newest_states(experiment, RunPaths(run))
+            return cls(
+                run.experiment, run.server, run.clients, run.records, rows=rows, count=clients
+            )
+        experiment, paths = rebuilt(run, "diagnose.Snapshots.of", **objects), RunPaths(run)
+        states, warnings = newest_states(experiment, paths)
+        # After a kill the journal may hold steps that the checkpoint does not.
+        records = [r for r in read_records(paths.metrics, RoundRecord) if r.step < states.step]
         return cls(
             experiment,
-            found.server,
-            found.clients,
-            found.step,
+            states.server,
+            states.clients,
+            records,
             rows=rows,
             count=clients,
             warnings=warnings,
@@ -255,8 +272,8 @@ class Snapshots:
         state = place_state(global_state(self.program, self._server), self._device)
         with rng_scope(*self._plan.key, "aggregated"):
             split = HeldRows(rows.inputs, rows.y)
-            score = score_rows(self.program, self.program.nets[0], split, state, "global")
-        return score[GLOBAL]["accuracy"], None
+            scores = score_rows(self.program, self.program.nets[0], split, state, GLOBAL)
+        return scores[GLOBAL]["accuracy"], None
 
     @cached_property
     def _round(self) -> Round:
@@ -271,14 +288,14 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
 
 
-def _rounds_done(plans: list[Plan]) -> int:
-    rounds = [plan.t for plan in plans if plan.kind == "train"]
+def _last_round(records: Sequence[RoundRecord]) -> int:
+    rounds = [record.round for record in records if record.kind == "train"]
     if not rounds:
         raise BadInput("the run has no finished round to diagnose; let it go on first")
     return max(rounds)
 
 
-def _spread(clients: int, count: int) -> list[int]:
-    """Ids from the first to the last, evenly spaced."""
+def _evenly_spaced(clients: int, count: int) -> list[int]:
+    """Ids from the first to the last."""
     most = min(clients, count)
     return [i * (clients - 1) // max(most - 1, 1) for i in range(most)]

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
 from fedloom.core.method import Method
-from fedloom.diagnose.finding import chosen
 from fedloom.diagnose.recorder import Recorder
+from fedloom.diagnose.registry import chosen
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from statistics import NormalDist
 from typing import Any
 
-from fedloom.report.figures import Drawings, plain_table, rounded
+from fedloom.drawing.figures import Drawings, plain_table, rounded
+from fedloom.drawing.html import Html, tag
+from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, points
 from fedloom.report.groups import Group, Row
-from fedloom.report.html import Html, tag
 from fedloom.report.numbers import (
     ClientKey,
     GainLine,
@@ -17,7 +18,6 @@ from fedloom.report.numbers import (
     gains,
     on_common_seeds,
 )
-from fedloom.report.tables import NONE, Cell, Column, html_table, number, points
 
 MOST_ROWS = 2500
 """Rows of all methods' client tables together."""

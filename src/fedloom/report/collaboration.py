@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedloom.report.figures import Drawings, plain_table, thinned
+from fedloom.drawing.figures import Drawings, plain_table, thinned
+from fedloom.drawing.html import Html, tag
 from fedloom.report.groups import Group, Row
-from fedloom.report.html import Html, tag
 
 MOST_ROUNDS, MOST_CLIENTS = 24, 50
 

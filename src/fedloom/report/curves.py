@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 from typing import Any
 
-from fedloom.report.figures import (
+from fedloom.drawing.figures import (
     MOST_POINTS,
     MOST_TABLE_ROWS,
     Drawings,
@@ -13,8 +13,8 @@ from fedloom.report.figures import (
     rounded,
     thinned,
 )
+from fedloom.drawing.html import Html, tag
 from fedloom.report.groups import Group, Row
-from fedloom.report.html import Html, tag
 from fedloom.report.runs import Curve
 
 MOMENTS = {

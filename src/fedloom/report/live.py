@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data import FederatedData
+from fedloom.drawing.html import tag
 from fedloom.errors import BadInput
 from fedloom.files import jsonable, write_atomic
-from fedloom.report.html import tag
 from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import Experiment

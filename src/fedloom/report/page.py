@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.data import FederatedData
+from fedloom.drawing.figures import Drawings
+from fedloom.drawing.html import Html, join, script_json, tag
 from fedloom.errors import BadInput
 from fedloom.files import write_atomic
 from fedloom.report.clients import clients_section
 from fedloom.report.collaboration import collaboration_section
 from fedloom.report.curves import curves_section
 from fedloom.report.diagnostics import diagnostics_section
-from fedloom.report.figures import Drawings
 from fedloom.report.groups import Group, group
-from fedloom.report.html import Html, join, script_json, tag
 from fedloom.report.partition import data_of, partition_section
 from fedloom.report.runs import StoredRun, find_runs
 from fedloom.report.setup import setup_section

@@ -7,10 +7,10 @@ from dataclasses import replace
 from fedloom.data import FederatedData
 from fedloom.data.local import offline
 from fedloom.data.picture import bubble_svg, cells
+from fedloom.drawing.figures import plain_table
+from fedloom.drawing.html import Html, tag
 from fedloom.errors import FedloomError
-from fedloom.report.figures import plain_table
 from fedloom.report.groups import Group
-from fedloom.report.html import Html, tag
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import OBJECT, federated
 

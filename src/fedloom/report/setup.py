@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from fedloom.drawing.figures import plain_table
+from fedloom.drawing.html import Html, tag
+from fedloom.drawing.tables import NONE
 from fedloom.errors import FedloomError
 from fedloom.methods import parse_method
-from fedloom.report.figures import plain_table
 from fedloom.report.groups import Group
-from fedloom.report.html import Html, tag
 from fedloom.report.runs import StoredRun
-from fedloom.report.tables import NONE
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT
 

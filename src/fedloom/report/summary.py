@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from fedloom.drawing.html import Html, join, tag
+from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, p_value, percent, points
 from fedloom.report.curves import moment_name
 from fedloom.report.groups import Group, Row
-from fedloom.report.html import Html, join, tag
 from fedloom.report.numbers import (
     AccuracyLine,
     CostLine,
@@ -20,7 +21,6 @@ from fedloom.report.numbers import (
     cost_line,
     default_targets,
 )
-from fedloom.report.tables import NONE, Cell, Column, html_table, number, p_value, percent, points
 
 POOLING = (
     "Clients are not pooled over seeds: all clients of a seed share its luck, so a t test on all"

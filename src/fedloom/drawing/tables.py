@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-from fedloom.report.html import Html, join, tag
-from fedloom.report.numbers import Spread
+from fedloom.drawing.html import Html, join, tag
 
 NONE, MINUS = "\N{EN DASH}", "\N{MINUS SIGN}"
 
@@ -44,16 +43,27 @@ def number(value: float | None, digits: int = 2, scale: float = 1.0) -> Cell:
     return Cell(f"{scale * value:,.{digits}f}".replace("-", MINUS), value)
 
 
-def percent(found: Spread | None, digits: int = 2) -> Cell:
+class MeanAndStd(Protocol):
+    """A share over seeds; no deviation where there is a single seed."""
+
+    @property
+    def mean(self) -> float: ...
+
+    @property
+    def std(self) -> float | None: ...
+
+
+def percent(share: MeanAndStd | None, digits: int = 2) -> Cell:
     """Mean ± standard deviation over seeds, in percent.
 
-    >>> percent(Spread(0.5, 0.01)).text
+    >>> from types import SimpleNamespace
+    >>> percent(SimpleNamespace(mean=0.5, std=0.01)).text
     '50.00 ± 1.00'
     """
-    if found is None:
+    if share is None:
         return Cell(NONE)
-    spread = "" if found.std is None else f" ± {100 * found.std:.{digits}f}"
-    return Cell(f"{100 * found.mean:.{digits}f}{spread}", found.mean)
+    deviation = "" if share.std is None else f" ± {100 * share.std:.{digits}f}"
+    return Cell(f"{100 * share.mean:.{digits}f}{deviation}", share.mean)
 
 
 def points(value: float, digits: int = 1) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedloom.report.html import Html, tag
-from fedloom.report.tables import MINUS, NONE, Cell, Column, html_table
+from fedloom.drawing.html import Html, tag
+from fedloom.drawing.tables import MINUS, NONE, Cell, Column, html_table
 
 MOST_POINTS = 500
 MOST_TABLE_ROWS = 120
@@ -57,7 +58,7 @@ def plain_table(
         Column(h, numeric=all(map(_is_number, values)))
         for h, values in zip(head, by_column, strict=True)
     ]
-    cells = [[Cell(_short(v), v if isinstance(v, int | float) else None) for v in r] for r in rows]
+    cells = [[Cell(_short(value), _sort_key(value)) for value in row] for row in rows]
     return html_table(name, caption, columns, cells, sortable=False)
 
 
@@ -73,12 +74,12 @@ def thinned(count: int, most: int) -> list[int]:
 
 
 def rounded(value: float | None, digits: int = 4) -> float | None:
-    """Shorter JSON.
+    """A number with few digits, for shorter JSON; None where it is not defined.
 
-    >>> rounded(0.123456), rounded(None)
-    (0.1235, None)
+    >>> rounded(0.123456), rounded(math.nan), rounded(None)
+    (0.1235, None, None)
     """
-    return None if value is None else round(float(value), digits)
+    return None if value is None or _undefined(value) else round(float(value), digits)
 
 
 def _is_number(value: Any) -> bool:
@@ -86,8 +87,16 @@ def _is_number(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    if value is None:
+    if _undefined(value):
         return NONE
     if isinstance(value, float):
         return f"{value:.4g}".replace("-", MINUS)
     return str(value)
+
+
+def _sort_key(value: Any) -> float | None:
+    return value if isinstance(value, int | float) and not _undefined(value) else None
+
+
+def _undefined(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
