@@ -20,9 +20,8 @@ from fedloom.errors import BadInput
 from fedloom.files import jsonable, write_atomic
 from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.watcher import Watcher
+from fedloom.runs.watcher import RunView, Watcher
 
 HOST = "127.0.0.1"
 POLL = 2.0
@@ -63,9 +62,9 @@ class Live(Watcher):
 
     # -------------------------------------------------------------- a run's watcher
 
-    def begun(self, experiment: Experiment, done: int) -> None:
+    def begun(self, run: RunView) -> None:
         """The run has its data at hand, so the page need not load it again."""
-        data = experiment.data
+        data = run.experiment.data
         self._data = data if isinstance(data, FederatedData) else "the rows are at the sites"
 
     # -------------------------------------------------------------- answers
