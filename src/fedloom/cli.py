@@ -268,7 +268,9 @@ def report_command(
     path = report(runs, to, targets=target or (), csv=csv, latex=latex)
     if not as_json:
         print(f"saved {path}")
-    _print_json({"saved": str(path), "bytes": path.stat().st_size}, as_json)
+    tables = {"csv": csv, "latex": latex}
+    also = {key: str(file) for key, file in tables.items() if file is not None}
+    _print_json({"saved": str(path), "bytes": path.stat().st_size, **also}, as_json)
 
 
 @app.command()

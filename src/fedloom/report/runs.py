@@ -16,13 +16,13 @@ from typing import Any
 from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
-from fedloom.launch.start import read_config
 from fedloom.methods import describe, parse_method
 from fedloom.record import At, Chosen, Finding, Headline, RoundRecord, Score, Spread, Summary
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import find_protocol
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_record, read_records
+from fedloom.runs.stored import read_config
 
 Unit = tuple[int, str]
 """Seed and partition: what two runs must share to be compared client by client."""
@@ -72,7 +72,7 @@ class StoredRun:
 
     @classmethod
     def read(cls, path: Path) -> StoredRun:
-        """The run in a folder, ended or not, also one that goes on."""
+        """The run in a folder, ended or not, also one that goes on; another format is refused."""
         paths = RunPaths(path)
         config = read_config(path)
         partition = Partition.load(paths.partition)
@@ -286,7 +286,7 @@ def _labels(comparison: Path) -> dict[str, str]:
     """Names of a comparison's run folders, in its order -> methods as they were written."""
     file = comparison / "comparison.json"
     methods = _json(file).get("methods", ()) if file.exists() else ()
-    return {Path(run).name: method["method"] for method in methods for run in method["runs"]}
+    return {Path(seed["run"]).name: row["method"] for row in methods for seed in row["seeds"]}
 
 
 def _json(file: Path) -> Any:
