@@ -18,6 +18,8 @@ from fedloom.runs.experiment import OBJECT
 
 COMPARED = ("method", "seed", "out")
 """Keys that one `fedloom compare` varies."""
+LINE = 100
+"""About how long the lines of a command are."""
 
 
 def setup_section(group: RunGroup, name: str) -> Html:
@@ -70,14 +72,25 @@ def command(run: StoredRun) -> str:
     """The command line that gives the same run in a new folder."""
     if why := _why_not(run):
         return f"# {run.paths.path}: {why}; repeat it from Python"
-    return shlex.join(["fedloom", "run", f"--method={_expression(run)}", *_flags(run.config)])
+    return _wrapped(["fedloom run", f"--method={_expression(run)}", *_flags(run.config)])
 
 
 def _compare_command(rows: Sequence[MethodRuns]) -> str:
     first = rows[0].runs
     methods = [_expression(row.runs[0]) for row in rows]
     flags = _flags(first[0].config, leave_out=COMPARED)
-    return shlex.join(["fedloom", "compare", *methods, f"--seeds={len(first)}", *flags])
+    return _wrapped(["fedloom compare", *methods, f"--seeds={len(first)}", *flags])
+
+
+def _wrapped(words: Sequence[str]) -> str:
+    """A command, in lines that a shell reads as one."""
+    lines = [words[0]]
+    for word in map(shlex.quote, words[1:]):
+        if len(lines[-1]) + len(word) < LINE:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"    {word}")
+    return " \\\n".join(lines)
 
 
 def _expression(run: StoredRun) -> str:
@@ -148,8 +161,10 @@ def _values_by_key(group: RunGroup) -> dict[str, list[Any]]:
 
 
 def _runs_table(group: RunGroup, name: str) -> Html:
-    names = list(dict.fromkeys(k for run in group.runs for k in run.versions))
-    head = ["folder", "method", "seed", "state", "result", *names]
+    names = dict.fromkeys(key for run in group.runs for key in run.versions)
+    versions = {key: [str(run.versions.get(key, NONE)) for run in group.runs] for key in names}
+    differ = [key for key, values in versions.items() if len(set(values)) > 1]
+    same = [f"{key} {values[0]}" for key, values in versions.items() if key not in differ]
     rows = [
         [
             str(run.paths.path),
@@ -157,12 +172,16 @@ def _runs_table(group: RunGroup, name: str) -> Html:
             str(run.config.seed),
             _state(run),
             run.summary.state_sha256[:16] if run.summary else NONE,
-            *(str(run.versions.get(k, NONE)) for k in names),
+            *(str(run.versions.get(key, NONE)) for key in differ),
         ]
         for row in group.rows
         for run in row.runs
     ]
-    return plain_table(f"{name}-runs", "Runs, versions and the digest of the result", head, rows)
+    head = ["folder", "method", "seed", "state", "result", *differ]
+    table = plain_table(f"{name}-runs", "Runs, and the digest of the result", head, rows)
+    return tag(
+        "div", tag("p", f"All with {', '.join(same)}.", class_="quiet") if same else None, table
+    )
 
 
 def _state(run: StoredRun) -> str:

@@ -219,7 +219,7 @@ def _files(group: RunGroup, name: str) -> Html | None:
             tag(
                 "div",
                 tag("pre", tag("code", text), id=f"{name}-file-{ending}", tabindex="0"),
-                class_="commands",
+                class_="commands file",
                 data_copy=f"{name}-file-{ending}",
                 data_save=f"comparison.{ending}",
             )
