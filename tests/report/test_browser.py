@@ -15,7 +15,7 @@ from test_page import EVIL
 
 import fedloom as fl
 from fedloom.report.page import report
-from helpers import fedloom
+from helpers import fedloom, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -198,8 +198,7 @@ def test_on_a_phone_a_wide_table_says_that_it_scrolls(browser: Any, address: str
     with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
         assert "Scroll sideways" in hint(page)
         page.locator("#g0-accuracy").evaluate("t => { t.parentElement.scrollLeft = 60; }")
-        page.wait_for_function("!document.querySelector('#g0-accuracy').closest('.more')")
-        assert hint(page) == "none"
+        wait_until(lambda: hint(page) == "none")
     with opened(browser, address) as page:
         assert hint(page) == "none"
 
@@ -252,7 +251,7 @@ def test_charts_are_downloaded_as_svg_that_needs_no_page(browser: Any, address: 
         assert "class=" not in text
         strokes = {node.get("stroke") for node in drawing.iter() if node.get("stroke")}
         assert "rgb(196, 78, 0)" in strokes  # the second curve's colour
-        assert saved(page, "#partition-svg")[0] == "partition.svg"
+        assert saved(page, "#g0-partition-svg")[0] == "g0-partition.svg"
 
 
 def test_on_paper_nothing_is_cut_off(browser: Any, address: str) -> None:

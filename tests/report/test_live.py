@@ -134,12 +134,12 @@ def test_watching_changes_no_byte_of_a_run(tmp_path: Path) -> None:
     settings = {**SMALL, "rounds": 12}
     alone = fl.run("fedpac", **settings)
     with serving(tmp_path / "run") as live:
-        asked: list[int] = []
+        rounds: list[int] = []
         stop = threading.Event()
 
         def keep_asking() -> None:
             while not stop.is_set():
-                asked.append(json.loads(ask(live, "/data")[1])["done"])
+                rounds.append(json.loads(ask(live, "/data")[1])["done"])
 
         reader = threading.Thread(target=keep_asking)
         reader.start()
@@ -150,8 +150,8 @@ def test_watching_changes_no_byte_of_a_run(tmp_path: Path) -> None:
             stop.set()
             reader.join(timeout=30)
     assert watched.summary.state_sha256 == alone.summary.state_sha256
-    assert len(set(asked)) > 2
-    assert asked == sorted(asked)
+    assert len(set(rounds)) > 2
+    assert rounds == sorted(rounds)
 
 
 def test_a_port_in_use_is_refused(tmp_path: Path) -> None:

@@ -352,8 +352,14 @@ def test_the_page_holds_the_comparison_for_other_programs(compared: Page) -> Non
 
 
 def test_the_command_repeats_the_run(tmp_path: Path) -> None:
-    given = {"clients": 3, "rounds": 2, "seed": 3, "model": "mlp(hidden=[8])", "drop_last": False}
-    first = fl.run("fedprox(mu=0.5)", **given, normalize="none", out=str(tmp_path / "a"))  # type: ignore[arg-type]
+    settings = {
+        "clients": 3,
+        "rounds": 2,
+        "seed": 3,
+        "model": "mlp(hidden=[8])",
+        "drop_last": False,
+    }
+    first = fl.run("fedprox(mu=0.5)", **settings, normalize="none", out=str(tmp_path / "a"))  # type: ignore[arg-type]
     words = shlex.split(command(StoredRun.read(tmp_path / "a")).replace("\\\n", " "))
     assert words[:2] == ["fedloom", "run"]
     done = fedloom(*words[1:], "--out", tmp_path / "b", "--json")

@@ -107,7 +107,7 @@ def group_runs(runs: Iterable[StoredRun]) -> list[RunGroup]:
         for connected in _connected(rows):
             apart = _differences(groups[0].first, connected[0].runs[0]) if groups else []
             groups.append(RunGroup(connected, apart, repeated))
-            repeated = []  # told once
+            repeated = []  # one group names them, for all
     return groups
 
 

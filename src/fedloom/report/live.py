@@ -57,7 +57,7 @@ class Live(Watcher):
 
     @property
     def port(self) -> int:
-        """The port asked for, or the free one that was found."""
+        """The port of the server, also where any free one was taken."""
         return int(self._server.server_address[1])
 
     # -------------------------------------------------------------- a run's watcher
@@ -149,8 +149,8 @@ def serving(folder: str | Path, port: int = 0) -> Iterator[Live]:
 def _stamp(paths: RunPaths) -> str:
     """Changes whenever one of the files a report reads does."""
     files = (paths.config, paths.metrics, paths.summary, paths.diagnostics)
-    seen = [f.stat() if f.exists() else None for f in files]
-    return " ".join(f"{s.st_size}.{s.st_mtime_ns}" if s else "-" for s in seen)
+    states = [file.stat() if file.exists() else None for file in files]
+    return " ".join(f"{s.st_size}.{s.st_mtime_ns}" if s else "-" for s in states)
 
 
 class _Server(ThreadingHTTPServer):
@@ -160,7 +160,8 @@ class _Server(ThreadingHTTPServer):
 
     @cached_property
     def names(self) -> set[str]:
-        """What a browser on this machine may call it; any other name was given by a stranger."""
+        """By which a browser on this machine reaches it. A request for another name was sent by a page
+        elsewhere that gave this address a name of its own (DNS rebinding)."""
         port = self.server_address[1]
         return {f"{HOST}:{port}", f"localhost:{port}"}
 

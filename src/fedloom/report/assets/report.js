@@ -504,7 +504,7 @@
 
   // A box that is wider than the screen says so until it has been moved.
   const enhanceScroll = (box) => {
-    const measure = () => box.classList.toggle("more", !box.dataset.moved && box.scrollWidth > box.clientWidth + 4);
+    const measure = () => box.classList.toggle("more", !("moved" in box.dataset) && box.scrollWidth > box.clientWidth + 4);
     new ResizeObserver(measure).observe(box);
     box.addEventListener("scroll", () => { if (box.scrollLeft > 8) { box.dataset.moved = ""; measure(); } }, { passive: true });
   };
@@ -529,7 +529,7 @@
   };
 
   // A drawing that looks the same without this page's styles: they are written into its elements.
-  const STYLES = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "paint-order", "font-size", "font-family", "text-anchor"];
+  const STYLES = ["fill", "fill-opacity", "stroke"], LINE_STYLES = ["stroke-width", "stroke-dasharray", "stroke-linejoin", "paint-order"], TEXT_STYLES = ["font-size", "font-family", "text-anchor"];
   const svgOf = (plot, keys) => {
     const view = plot.viewBox.baseVal;
     const [wide, tall] = view?.width ? [view.width, view.height] : [plot.clientWidth, plot.clientHeight];
@@ -549,7 +549,8 @@
     document.body.append(stage);
     for (const node of copy.querySelectorAll("*")) {
       const style = getComputedStyle(node);
-      for (const name of STYLES) if (style.getPropertyValue(name)) node.setAttribute(name, style.getPropertyValue(name));
+      const names = [...STYLES, ...(style.stroke === "none" ? [] : LINE_STYLES), ...(node.nodeName === "text" ? TEXT_STYLES : [])];
+      for (const name of names) node.setAttribute(name, style.getPropertyValue(name));
     }
     stage.remove();
     copy.querySelectorAll("[class]").forEach((node) => node.removeAttribute("class"));
@@ -573,7 +574,7 @@
     root.querySelectorAll("th [title], th[title]").forEach(enhanceHint);
     root.querySelectorAll(".scroll").forEach(enhanceScroll);
     root.querySelectorAll(".chart").forEach((box) => addSvgButton(box, box.id, () => keysOf(box)));
-    root.querySelectorAll(".picture").forEach((box) => addSvgButton(box, "partition", () => []));
+    root.querySelectorAll(".picture").forEach((box) => addSvgButton(box, box.closest("section").id, () => []));
     root.querySelectorAll("[data-controls]").forEach((bar) => {
       const group = bar.dataset.controls, spec = Object.values(charts).find((c) => c.group === group);
       if (!spec) return;
