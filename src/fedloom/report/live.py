@@ -160,8 +160,8 @@ class _Server(ThreadingHTTPServer):
 
     @cached_property
     def names(self) -> set[str]:
-        """By which a browser on this machine reaches it. A request for another name was sent by a page
-        elsewhere that gave this address a name of its own (DNS rebinding)."""
+        """By which a browser on this machine reaches it. A request for another name comes from a
+        page elsewhere that gave this address a name of its own (DNS rebinding)."""
         port = self.server_address[1]
         return {f"{HOST}:{port}", f"localhost:{port}"}
 
