@@ -16,6 +16,7 @@ from fedloom.record import (
     FORMAT,
     At,
     Chosen,
+    Finding,
     Headline,
     LedgerStep,
     RoundRecord,
@@ -46,7 +47,7 @@ def write_run(
     heads: Mapping[str, Sequence[float]] | None = None,
     joined: Sequence[float] = (),
     notes: Sequence[Any] = (),
-    findings: Sequence[object] = (),
+    findings: Sequence[Finding] = (),
     **settings: Any,
 ) -> Path:
     """A run whose `curve[t][i]` is the accuracy of client i after round t + 1, of which the last

@@ -14,6 +14,8 @@ from folders import write_run
 from test_page import EVIL
 
 import fedloom as fl
+from fedloom.diagnose.diagnostics.tsne import NeighbourPurity, TsneResult
+from fedloom.record import Finding, dump
 from fedloom.report.page import report
 from helpers import fedloom, wait_until
 
@@ -285,17 +287,22 @@ def test_without_scripts_the_numbers_are_there(browser: Any, address: str) -> No
 
 @pytest.mark.parametrize("classes", [10, 24])
 def test_every_class_has_a_colour_of_its_own(browser: Any, tmp_path: Path, classes: int) -> None:
-    points = [[float(c), float(side)] for side in range(2) for c in range(classes)]
-    purity = {"client": {"before": 0.5, "after": 0.5, "null": 0.5, "k": 10}}
-    result = {
-        "points": points,
-        "labels": [*range(classes)] * 2,
-        "clients": [0] * len(points),
-        "snapshots": ["before"] * classes + ["after"] * classes,
-        "purity": purity,
-    }
-    line = {"round": 1, "name": "tsne", "snapshot": "both", "layer": "body", "data": "local-test"}
-    write_run(tmp_path / "a", findings=[{**line, "settings": {}, "result": result}])
+    points = tuple((float(c), float(side)) for side in range(2) for c in range(classes))
+    result = TsneResult(
+        points=points,
+        labels=(*range(classes),) * 2,
+        clients=(0,) * len(points),
+        snapshots=("before",) * classes + ("after",) * classes,
+        n=len(points),
+        different_rows=classes,
+        explained=1.0,
+        divergence=0.0,
+        iterations=1,
+        purity={"client": NeighbourPurity(0.5, 0.5, 0.5, 10)},
+        silhouette={},
+    )
+    finding = Finding(1, "tsne", "both", "body", "local-test", {}, dump(result))
+    write_run(tmp_path / "a", findings=[finding])
     address = report([tmp_path], tmp_path / "report.html").as_uri()
     with opened(browser, address) as page:
         fills = "marks => marks.map(mark => getComputedStyle(mark).fill)"
