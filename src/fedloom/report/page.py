@@ -230,7 +230,7 @@ def _about(group: RunGroup) -> str:
     parts = [
         f"{len(group.rows)} method{'s' if len(group.rows) > 1 else ''}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
-        f"{c.rounds} rounds",
+        f"{c.rounds} round{'s' if c.rounds > 1 else ''}",
         f"model {c.model}",
         f"participation {100 * c.participation:g} %",
         f"protocol {c.protocol}",

@@ -136,8 +136,13 @@ def _accuracy_table(
         ]
         for row in group.rows
     ]
-    caption = "Accuracy, mean ± standard deviation over seeds; the best in bold"
+    seeds = ", mean ± standard deviation over seeds" if _several_seeds(group) else ""
+    caption = f"Accuracy{seeds}{'; the best in bold' if len(group.rows) > 1 else ''}"
     return _method_table(group, f"{name}-accuracy", caption, columns, rows, ["Newcomers %"])
+
+
+def _several_seeds(group: RunGroup) -> bool:
+    return any(len(row.shown) > 1 for row in group.rows)
 
 
 def _method_table(
