@@ -254,15 +254,23 @@ def report_command(
         list[float] | None,
         typer.Option(help="Accuracy to count rounds and megabytes to, e.g. 0.8; may be repeated."),
     ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the table of methods and seeds here, too.")
+    ] = None,
+    latex: Annotated[
+        Path | None, typer.Option(help="Write that table for a paper here, too.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML page: tables with tests, curves, clients, diagnostics."""
     from fedloom.report.page import report
 
-    path = report(runs, to, targets=target or ())
+    path = report(runs, to, targets=target or (), csv=csv, latex=latex)
     if not as_json:
         print(f"saved {path}")
-    _print_json({"saved": str(path), "bytes": path.stat().st_size}, as_json)
+    tables = {"csv": csv, "latex": latex}
+    also = {key: str(file) for key, file in tables.items() if file is not None}
+    _print_json({"saved": str(path), "bytes": path.stat().st_size, **also}, as_json)
 
 
 @app.command()

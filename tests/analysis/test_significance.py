@@ -13,6 +13,7 @@ from fedloom.analysis.significance import (
     compare,
     disagreements,
     holm,
+    holm_rates,
     mcnemar,
     seed_means,
     signed_rank,
@@ -322,9 +323,35 @@ def test_holm():
 
 def test_holm_counts_what_was_planned():
     """Two comparisons, one without p: the other is doubled all the same."""
-    found = holm([float("nan"), 0.02])
-    assert math.isnan(found[0])
-    assert found[1] == 0.04
+    untested, doubled = holm([float("nan"), 0.02])
+    assert math.isnan(untested)
+    assert doubled == 0.04
+
+
+def test_holm_tests_each_at_a_rate_of_its_own():
+    """Sorted .01, .02, .03, .9 at .05/4 and, .02 not being below .05/3, all others at .05/3."""
+    assert holm_rates([0.02, 0.9, 0.01, 0.03]) == pytest.approx(
+        [0.05 / 3, 0.05 / 3, 0.0125, 0.05 / 3]
+    )
+    assert holm_rates([0.001, 0.002]) == pytest.approx([0.025, 0.05])
+    assert holm_rates([float("nan"), 0.02]) == pytest.approx([0.05, 0.025])
+    assert holm_rates([]) == []
+
+
+def test_intervals_at_those_rates_agree_with_holm():
+    """Whatever the differences: an interval leaves out 0 where, and only where, p is below 5 %."""
+    rng = np.random.default_rng(0)
+    verdicts = set()
+    for _ in range(200):
+        effects = 0.02 * rng.standard_normal(4)
+        tests = [compare(rng.normal(e, 0.02, (4, 6)), same_partition=True) for e in effects]
+        p = [test.p for test in tests]
+        for test, raised, rate in zip(tests, holm(p), holm_rates(p), strict=True):
+            low, high = test.interval_at(rate)
+            assert (low > 0 or high < 0) == (raised < 0.05)
+            verdicts.add((test.p < 0.05, raised < 0.05))
+    assert (True, False) in verdicts  # where the interval of a single test would disagree
+    assert tests[0].interval_at(0.05) == pytest.approx(tests[0].interval)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,6 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     assert complaints == []
 
 
-def _only(address: str, asked: str, complaints: list[str]) -> None:
-    if not asked.startswith(address.split("#", maxsplit=1)[0]):
-        complaints.append(f"asked for {asked}")
+def _only(address: str, requested: str, complaints: list[str]) -> None:
+    if not requested.startswith(address.split("#", maxsplit=1)[0]):
+        complaints.append(f"asked for {requested}")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from browser import chromium, opened
@@ -12,14 +14,16 @@ from folders import write_run
 from test_page import EVIL
 
 import fedloom as fl
+from fedloom.diagnose.diagnostics.tsne import NeighbourPurity, TsneResult
+from fedloom.record import Finding, dump
 from fedloom.report.page import report
-from helpers import fedloom
+from helpers import fedloom, wait_until
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +43,8 @@ def address(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def column(page: Any, table: str, i: int) -> list[str]:
-    found: list[str] = page.locator(f"{table} tbody tr > *:nth-child({i})").all_inner_texts()
-    return found
+    texts: list[str] = page.locator(f"{table} tbody tr > *:nth-child({i})").all_inner_texts()
+    return texts
 
 
 def is_rising(values: list[float]) -> bool:
@@ -69,7 +73,7 @@ def test_sorting_with_the_mouse_and_with_the_keyboard(browser: Any, address: str
         assert page.locator(f"{table} th[aria-sort]").inner_text().startswith("local %")
         page.locator(f"{table} th button", has_text="Client").click()
         assert column(page, table, 1) == [str(i) for i in range(6)]
-        assert page.locator("#said").inner_text() == "sorted by Client, ascending"
+        assert page.locator("#announced").inner_text() == "sorted by Client, ascending"
 
 
 def test_losing_clients_are_visible(browser: Any, address: str) -> None:
@@ -97,9 +101,9 @@ def test_hovering_and_arrow_keys_read_values(browser: Any, address: str) -> None
         plot.focus()
         page.keyboard.press("ArrowRight")
         page.keyboard.press("ArrowRight")
-        assert page.locator("#said").inner_text().startswith("round 2, local: ")
+        assert page.locator("#announced").inner_text().startswith("round 2, local: ")
         page.keyboard.press("ArrowDown")
-        assert page.locator("#said").inner_text().startswith("round 2, fedavg: ")
+        assert page.locator("#announced").inner_text().startswith("round 2, fedavg: ")
         page.keyboard.press("Escape")
         assert page.locator("#tip").is_hidden()
 
@@ -110,13 +114,13 @@ def test_every_kind_of_chart_is_read_by_keyboard(browser: Any, address: str, nam
         plot = page.locator(f"#g0-{name} svg.plot")
         assert "Arrow keys" in plot.get_attribute("aria-label")
         plot.focus()
-        said = set()
+        announced = set()
         for key in ("ArrowRight", "ArrowRight", "ArrowDown", "ArrowLeft", "ArrowUp"):
             page.keyboard.press(key)
-            said.add(page.locator("#said").inner_text())
-        assert len(said) > 1
-        assert "" not in said
-        assert "undefined" not in " ".join(said)
+            announced.add(page.locator("#announced").inner_text())
+        assert len(announced) > 1
+        assert "" not in announced
+        assert "undefined" not in " ".join(announced)
 
 
 def test_curves_are_hidden_and_shown_in_all_three_charts(browser: Any, address: str) -> None:
@@ -154,8 +158,8 @@ def test_rounds_of_the_weights_are_chosen_by_a_slider(browser: Any, address: str
 
 def test_dark_and_light(browser: Any, address: str) -> None:
     def paper(page: Any) -> str:
-        found: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
-        return found
+        colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return colour
 
     with opened(browser, address) as page:
         light = paper(page)
@@ -185,6 +189,71 @@ def test_on_a_phone_only_tables_scroll_sideways(browser: Any, address: str) -> N
         assert page.locator("#g0-curve-rounds svg.plot").bounding_box()["width"] > 300
         page.locator(f"{table} th button").nth(2).tap()
         assert page.locator(f"{table} th").nth(2).get_attribute("aria-sort") == "descending"
+
+
+def test_on_a_phone_a_wide_table_says_that_it_scrolls(browser: Any, address: str) -> None:
+    def hint(page: Any) -> str:
+        style = "getComputedStyle(document.querySelector('#g0-accuracy caption span'), '::after')"
+        text: str = page.evaluate(f"{style}.content")
+        return text
+
+    with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
+        assert "Scroll sideways" in hint(page)
+        page.locator("#g0-accuracy").evaluate("t => { t.parentElement.scrollLeft = 60; }")
+        wait_until(lambda: hint(page) == "none")
+    with opened(browser, address) as page:
+        assert hint(page) == "none"
+
+
+def test_headers_explain_themselves_to_mouse_and_keyboard(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        header = page.locator("#g0-fairness th button", has_text="Worst by chance %")
+        header.hover()
+        assert "served equally well" in page.locator("#tip").inner_text()
+        page.mouse.move(5, 5)
+        assert page.locator("#tip").is_hidden()
+        page.locator("#g0-fairness th button", has_text="without noise").focus()
+        assert page.locator("#tip").inner_text().startswith("How much clients really differ")
+        assert "luck of their few test rows" in header.get_attribute("aria-description")
+
+
+def saved(page: Any, button: str) -> tuple[str, str]:
+    """Name and text of what a button downloads."""
+    with page.expect_download() as download:
+        page.locator(button).click()
+    return download.value.suggested_filename, Path(download.value.path()).read_text()
+
+
+def test_tables_are_downloaded_as_csv_and_latex(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        name, text = saved(page, "#g0-accuracy-csv")
+        lines = list(csv.reader(text.splitlines()))
+        assert name == "g0-accuracy.csv"
+        assert lines[0][:3] == ["Method", "Seeds", "Accuracy %"]
+        assert [line[0] for line in lines[1:]] == ["local", "fedavg", "fedpac"]
+        assert len({len(line) for line in lines}) == 1
+        page.locator("#g0-files summary").click()
+        name, text = saved(page, "#g0-file-csv-save")
+        assert (name, text.split(",")[0]) == ("comparison.csv", "method")
+        name, text = saved(page, "#g0-file-tex-save")
+        assert name == "comparison.tex"
+        assert r"\toprule" in text
+
+
+def test_charts_are_downloaded_as_svg_that_needs_no_page(browser: Any, address: str) -> None:
+    """Colours are written out, hidden curves are left out, and the legend is in it."""
+    with opened(browser, address) as page:
+        page.get_by_role("button", name="local", exact=True).click()
+        name, text = saved(page, "#g0-curve-rounds-svg")
+        assert name == "g0-curve-rounds.svg"
+        drawing = ElementTree.fromstring(text)
+        texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+        assert texts[-2:] == ["fedavg", "fedpac"]
+        assert "var(" not in text
+        assert "class=" not in text
+        strokes = {node.get("stroke") for node in drawing.iter() if node.get("stroke")}
+        assert "rgb(196, 78, 0)" in strokes  # the second curve's colour
+        assert saved(page, "#g0-partition-svg")[0] == "g0-partition.svg"
 
 
 def test_on_paper_nothing_is_cut_off(browser: Any, address: str) -> None:
@@ -218,17 +287,22 @@ def test_without_scripts_the_numbers_are_there(browser: Any, address: str) -> No
 
 @pytest.mark.parametrize("classes", [10, 24])
 def test_every_class_has_a_colour_of_its_own(browser: Any, tmp_path: Path, classes: int) -> None:
-    points = [[float(c), float(side)] for side in range(2) for c in range(classes)]
-    purity = {"client": {"before": 0.5, "after": 0.5, "null": 0.5, "k": 10}}
-    result = {
-        "points": points,
-        "labels": [*range(classes)] * 2,
-        "clients": [0] * len(points),
-        "snapshots": ["before"] * classes + ["after"] * classes,
-        "purity": purity,
-    }
-    line = {"round": 1, "name": "tsne", "snapshot": "both", "layer": "body", "data": "local-test"}
-    write_run(tmp_path / "a", findings=[{**line, "settings": {}, "result": result}])
+    points = tuple((float(c), float(side)) for side in range(2) for c in range(classes))
+    result = TsneResult(
+        points=points,
+        labels=(*range(classes),) * 2,
+        clients=(0,) * len(points),
+        snapshots=("before",) * classes + ("after",) * classes,
+        n=len(points),
+        different_rows=classes,
+        explained=1.0,
+        divergence=0.0,
+        iterations=1,
+        purity={"client": NeighbourPurity(0.5, 0.5, 0.5, 10)},
+        silhouette={},
+    )
+    finding = Finding(1, "tsne", "both", "body", "local-test", {}, dump(result))
+    write_run(tmp_path / "a", findings=[finding])
     address = report([tmp_path], tmp_path / "report.html").as_uri()
     with opened(browser, address) as page:
         fills = "marks => marks.map(mark => getComputedStyle(mark).fill)"

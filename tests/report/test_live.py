@@ -16,45 +16,41 @@ from folders import write_run
 
 import fedloom as fl
 from fedloom.errors import BadInput
+from fedloom.record import RoundRecord
 from fedloom.report.live import Live, serving
+from fedloom.runs.watcher import RunView, Watcher
 from helpers import fedloom, finish, start_fedloom, wait_until
 
 SMALL = {"clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
 
 
-class Slow:
-    """A watcher that gives a reader time, until it is told to hurry."""
+class Slow(Watcher):
+    """Gives a reader time, until `seconds` is lowered."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
 
-    def begun(self, experiment: Any, done: int) -> None:
-        pass
-
-    def step(self, record: Any) -> None:
+    def step(self, run: RunView, record: RoundRecord) -> None:
         time.sleep(self.seconds)
-
-    def ended(self, summary: Any) -> None:
-        pass
 
 
 def ask(live: Live, path: str, verb: str = "GET", host: str | None = None) -> tuple[int, str]:
-    there = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
-    there.request(verb, path, headers={"Host": host or f"127.0.0.1:{live.port}"})
-    answer = there.getresponse()
+    connection = http.client.HTTPConnection("127.0.0.1", live.port, timeout=10)
+    connection.request(verb, path, headers={"Host": host or f"127.0.0.1:{live.port}"})
+    answer = connection.getresponse()
     text = answer.read().decode()
-    there.close()
+    connection.close()
     return answer.status, text
 
 
 def words(page: Any) -> str:
-    found: str = page.locator("#live-words").inner_text()
-    return found
+    text: str = page.locator("#live-words").inner_text()
+    return text
 
 
 def shown(page: Any) -> int:
-    found = re.match(r"round (\d+) of 80", words(page))
-    return int(found[1]) if found else 0
+    match = re.match(r"round (\d+) of 80", words(page))
+    return int(match[1]) if match else 0
 
 
 def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: Path) -> None:
@@ -95,7 +91,7 @@ def test_the_round_advances_and_a_page_can_be_closed_and_opened_again(tmp_path: 
         assert not run.is_alive()
 
 
-def test_a_lost_run_is_told(tmp_path: Path) -> None:
+def test_a_page_that_lost_its_run_says_so(tmp_path: Path) -> None:
     with chromium() as browser:
         live = Live(write_run(tmp_path / "run", ended=False))
         live.start()
@@ -138,12 +134,12 @@ def test_watching_changes_no_byte_of_a_run(tmp_path: Path) -> None:
     settings = {**SMALL, "rounds": 12}
     alone = fl.run("fedpac", **settings)
     with serving(tmp_path / "run") as live:
-        asked: list[int] = []
+        rounds: list[int] = []
         stop = threading.Event()
 
         def keep_asking() -> None:
             while not stop.is_set():
-                asked.append(json.loads(ask(live, "/data")[1])["done"])
+                rounds.append(json.loads(ask(live, "/data")[1])["done"])
 
         reader = threading.Thread(target=keep_asking)
         reader.start()
@@ -154,13 +150,13 @@ def test_watching_changes_no_byte_of_a_run(tmp_path: Path) -> None:
             stop.set()
             reader.join(timeout=30)
     assert watched.summary.state_sha256 == alone.summary.state_sha256
-    assert len(set(asked)) > 2
-    assert asked == sorted(asked)
+    assert len(set(rounds)) > 2
+    assert rounds == sorted(rounds)
 
 
-def test_a_port_in_use_is_told(tmp_path: Path) -> None:
-    said = r"cannot serve on port \d+ .*; give another --live-port"
-    with serving(tmp_path) as live, pytest.raises(BadInput, match=said):
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    sentence = r"cannot serve on port \d+ .*; give another --live-port"
+    with serving(tmp_path) as live, pytest.raises(BadInput, match=sentence):
         Live(tmp_path, live.port)
 
 
@@ -171,10 +167,10 @@ def test_live_on_the_command_line(tmp_path: Path) -> None:
     process = start_fedloom("run", *keys, "rounds=3", "--out", out, "--live", "--json")
     done = finish(process)
     assert done.code == 0, done.err
-    said = " ".join(done.err.split())
-    address = re.search(r"live report: http://127\.0\.0\.1:(\d+)/", said)
+    notes = " ".join(done.err.split())
+    address = re.search(r"live report: http://127\.0\.0\.1:(\d+)/", notes)
     assert address is not None
-    assert f"report: {out / 'report.html'}" in said
+    assert f"report: {out / 'report.html'}" in notes
     assert done.record["rounds"] == 3
     page = (out / "report.html").read_text()
     assert "ended" in page

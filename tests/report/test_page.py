@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from folders import write_run
 
 import fedloom as fl
 from fedloom.methods.fedavg import FedAvg
+from fedloom.report.groups import group_runs
 from fedloom.report.page import report
-from fedloom.report.runs import StoredRun
-from fedloom.report.setup import command
+from fedloom.report.runs import StoredRun, find_runs
+from fedloom.report.setup import command, commands
 from helpers import fedloom
 
 EVIL = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
@@ -74,8 +76,8 @@ class Page(HTMLParser):
 
     @property
     def charts(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.texts["script"][0])
-        return found
+        charts: dict[str, Any] = json.loads(self.texts["script"][0])
+        return charts
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +206,7 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     (path / "metrics.jsonl").write_text('{"torn')
     page = Page(report([path], tmp_path / "report.html"))
     assert "No run has ended yet" in page.text
-    assert page.charts["g0-curve-rounds"]["views"][0]["series"][0]["x"] == []
+    assert page.charts["g0-curve-rounds"]["views"] == []
 
 
 def test_undefined_numbers_are_dashes(tmp_path: Path) -> None:
@@ -231,7 +233,7 @@ def test_ten_large_runs_stay_below_five_megabytes(tmp_path: Path) -> None:
 
 def test_the_model_of_a_column_is_named(tmp_path: Path) -> None:
     for method in ("fedavg", "fedavg_ft"):
-        fl.run(method, rounds=2, clients=3, model="mlp(hidden=[8])", out=str(tmp_path / method))
+        fl.run(method, rounds=10, clients=3, model="mlp(hidden=[8])", out=str(tmp_path / method))
     page = Page(report([tmp_path], tmp_path / "report.html"))
     hints = dict(zip(page.texts["button"], page.hints, strict=False))
     assert "model as received, or adapted at the end" in hints["Worst client %"]
@@ -259,8 +261,8 @@ def test_a_weighted_accuracy_is_not_what_is_tested(tmp_path: Path) -> None:
         protocol: Page(report([tmp_path / protocol], tmp_path / f"{protocol}.html"))
         for protocol in ("dbe", "fedloom")
     }
-    said = {p: page.source.count("unweighted over clients") for p, page in pages.items()}
-    assert said == {"dbe": 3, "fedloom": 0}  # two columns and the sentence about the test
+    times = {p: page.source.count("unweighted over clients") for p, page in pages.items()}
+    assert times == {"dbe": 3, "fedloom": 0}  # two columns and the sentence about the test
     assert "; unweighted over clients, unlike the accuracies." in pages["dbe"].text
 
 
@@ -283,13 +285,82 @@ def test_without_a_reference_no_client_gains(tmp_path: Path) -> None:
     assert "fedper: clients, the 2500 of 3000 that reach least" in page.texts["span"]
 
 
+def test_a_list_of_contents_leads_to_every_section(compared: Page, tmp_path: Path) -> None:
+    ids = {attrs["id"] for _, attrs in compared.tags if "id" in attrs}
+    links = [str(attrs["href"]) for tag, attrs in compared.tags if tag == "a"]
+    assert {link.removeprefix("#") for link in links} <= ids
+    sections = [tag for tag, _ in compared.tags].count("section")
+    assert len(links) == sections  # the skip link more, the group's own heading less
+    assert "Newcomers" not in compared.texts["a"]
+    write_run(tmp_path / "a", "fedavg", [(0.5,)], joined=(0.7,))
+    write_run(tmp_path / "b", "fedavg", [(0.5,), (0.6,)])
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert page.texts["a"].count("Summary") == 2
+    assert page.texts["a"].count("Newcomers") == 1
+
+
+def test_newcomers_have_a_table_of_methods_and_one_of_clients(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path / f"a{seed}", "fedavg", joined=(0.5, 0.7), seed=seed)
+        write_run(tmp_path / f"b{seed}", "local", joined=(0.4, 0.2), seed=seed)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert page.cells("g0-accuracy", "Newcomers %") == ["60.00 ± 0.00", "30.00 ± 0.00"]
+    assert page.cells("g0-newcomers-methods", "Worst newcomer %")[1] == "20.00 ± 0.00"
+    assert page.cells("g0-newcomers-clients", "Newcomer") == ["2", "3"]
+    assert page.cells("g0-newcomers-clients", "fedavg %") == ["50.0", "70.0"]
+    assert page.cells("g0-newcomers-clients", "local %") == ["40.0", "20.0"]
+
+
+def test_newcomers_of_a_real_run_are_shown(tmp_path: Path) -> None:
+    settings = {"rounds": 1, "clients": 4, "newcomers": 2, "model": "mlp(hidden=[8])"}
+    result = fl.run("fedavg", **settings, out=str(tmp_path / "a"))  # type: ignore[arg-type]
+    page = Page(report([tmp_path / "a"], tmp_path / "report.html"))
+    joined = result.summary.newcomers
+    assert joined is not None
+    assert page.cells("g0-accuracy", "Newcomers %") == [f"{100 * joined.value:.2f}"]
+    assert page.cells("g0-newcomers-clients", "fedavg %") == [
+        f"{100 * v:.1f}" for v in joined.values
+    ]
+    assert page.cells("g0-newcomers-methods", "As received %") != ["\N{EN DASH}"]
+
+
+def test_single_heads_are_shown_for_every_client(tmp_path: Path) -> None:
+    """Alone the head reaches 30 and 60 where the model reaches 50 and 50: ahead at one of two."""
+    write_run(tmp_path / "a", "fedrod", heads={"generic_head": (0.3, 0.6)})
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert page.cells("g0-client-0", "generic head %") == ["30.0", "60.0"]
+    assert page.cells("g0-heads", "Accuracy %") == ["45.00"]
+    assert page.cells("g0-heads", "Ahead %") == ["50"]
+
+
+def test_one_evaluation_has_neither_best_rounds_nor_a_deviation(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", [(0.5, 0.6)])
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "Five best rounds %" not in page.texts["button"]
+    assert "Last ten rounds %" not in page.texts["button"]
+    assert "Worst by chance %" in page.texts["button"]
+    assert "±" not in "".join(page.cells("g0-accuracy", "Accuracy %"))
+
+
+def test_the_page_holds_the_comparison_for_other_programs(compared: Page) -> None:
+    csv, latex, _ = compared.texts["code"]
+    assert csv.startswith("method,seeds,accuracy_seed_0,accuracy_seed_1,accuracy,")
+    assert r"\begin{tabular}" in latex
+
+
 # ------------------------------------------------------------------ the command
 
 
 def test_the_command_repeats_the_run(tmp_path: Path) -> None:
-    given = {"clients": 3, "rounds": 2, "seed": 3, "model": "mlp(hidden=[8])", "drop_last": False}
-    first = fl.run("fedprox(mu=0.5)", **given, normalize="none", out=str(tmp_path / "a"))  # type: ignore[arg-type]
-    words = shlex.split(command(StoredRun.read(tmp_path / "a")))
+    settings = {
+        "clients": 3,
+        "rounds": 2,
+        "seed": 3,
+        "model": "mlp(hidden=[8])",
+        "drop_last": False,
+    }
+    first = fl.run("fedprox(mu=0.5)", **settings, normalize="none", out=str(tmp_path / "a"))  # type: ignore[arg-type]
+    words = shlex.split(command(StoredRun.read(tmp_path / "a")).replace("\\\n", " "))
     assert words[:2] == ["fedloom", "run"]
     done = fedloom(*words[1:], "--out", tmp_path / "b", "--json")
     assert done.code == 0, done.err
@@ -310,8 +381,38 @@ def test_a_method_without_a_name_has_no_command(tmp_path: Path) -> None:
 
     path = tmp_path / "a"
     fl.run(Mine(), rounds=1, clients=2, model="mlp(hidden=[8])", out=str(path))
-    said = command(StoredRun.read(path))
-    assert said == f"# {path}: its method has no name here; repeat it from Python"
+    line = command(StoredRun.read(path))
+    assert line == f"# {path}: its method has no name here; repeat it from Python"
+
+
+def test_a_comparison_is_repeated_by_one_command(tmp_path: Path) -> None:
+    """Methods with seeds 0, 1, ... and equal settings share a command; others have their own."""
+    for seed in range(3):
+        write_run(tmp_path / f"a{seed}", "fedavg", seed=seed)
+        write_run(tmp_path / f"b{seed}", "fedprox(mu=0.5)", seed=seed)
+    write_run(tmp_path / "c0", "local", lr=0.5)
+    write_run(tmp_path / "d7", "ditto", seed=7)
+    (group,) = group_runs(find_runs([tmp_path]))
+    assert commands(group) == [
+        "fedloom compare fedavg 'fedavg + proximal(mu=0.5)' --seeds=3 --clients=2 --model=mlp"
+        " --rounds=1",
+        "fedloom run --method=local --clients=2 --model=mlp --rounds=1 --lr=0.5",
+        "fedloom run --method=ditto --clients=2 --model=mlp --rounds=1 --seed=7",
+    ]
+
+
+def test_the_command_of_a_comparison_repeats_it(tmp_path: Path) -> None:
+    methods = ["local", "fedavg + dbe"]
+    settings = {"clients": 3, "rounds": 1, "model": "mlp(hidden=[8])"}
+    first = fl.compare(methods, seeds=[0, 1], **settings, out=str(tmp_path / "a"))  # type: ignore[arg-type]
+    (group,) = group_runs(find_runs([tmp_path / "a"]))
+    (line,) = commands(group)
+    words = shlex.split(line.replace("\\\n", " "))
+    assert words[:5] == ["fedloom", "compare", *methods, "--seeds=2"]
+    done = fedloom(*words[1:], "--out", tmp_path / "b", "--json", "--quiet")
+    assert done.code == 0, done.err
+    digests = [[s["state_sha256"] for s in row["seeds"]] for row in done.record["methods"]]
+    assert digests == [[s.state_sha256 for s in row.summaries] for row in first.rows]
 
 
 def test_report_on_the_command_line(tmp_path: Path) -> None:
@@ -323,18 +424,46 @@ def test_report_on_the_command_line(tmp_path: Path) -> None:
     assert "Rounds to 80.0 %" in Page(out).texts["button"]
 
 
+def test_csv_and_latex_on_the_command_line(tmp_path: Path) -> None:
+    """Two groups: the CSV names them, the LaTeX has a table for each."""
+    write_run(tmp_path / "a", "fedavg", [(0.2, 0.4)])
+    write_run(tmp_path / "b", "local", [(0.2, 0.4), (0.8, 0.9)], joined=(0.3,))
+    files = {"csv": tmp_path / "new" / "table.csv", "latex": tmp_path / "table.tex"}
+    flags = [word for name, file in files.items() for word in (f"--{name}", file)]
+    done = fedloom("report", tmp_path, "-o", tmp_path / "r.html", *flags, "--json")
+    assert done.code == 0, done.err
+    assert {name: done.record[name] for name in files} == {n: str(f) for n, f in files.items()}
+    table = pandas.read_csv(files["csv"]).set_index("method")
+    assert table["accuracy_seed_0"].tolist() == pytest.approx([0.3, 0.85])
+    assert table["group"].tolist() == [
+        "1: digits, dirichlet(alpha=0.1), 2 clients",
+        "2: digits, dirichlet(alpha=0.1), 2 clients",
+    ]
+    assert table["newcomers"]["local"] == 0.3
+    assert files["latex"].read_text().count(r"\toprule") == 2
+
+
+def test_an_unfinished_run_has_no_table_to_write(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", ended=False)
+    done = fedloom("report", tmp_path / "a", "-o", tmp_path / "r.html", "--csv", tmp_path / "t.csv")
+    assert done.code == 1
+    assert "no run has ended yet" in done.err
+    assert not (tmp_path / "r.html").exists()
+
+
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "sentence"),
     [
         (["{tmp}/nothing"], "there is no run in"),
         (["{tmp}/a", "-o", "{tmp}"], "is a folder; give -o the name of a file"),
+        (["{tmp}/a", "-o", "{tmp}/r.html", "--csv", "{tmp}"], "give --csv the name of a file"),
         (["{tmp}/a", "-o", "{tmp}/a/config.json/x.html"], "cannot write"),
         (["{tmp}/a", "--target", "80"], "a target is an accuracy between 0 and 1, not 80"),
     ],
 )
-def test_errors_are_one_sentence(args: list[str], said: str, tmp_path: Path) -> None:
+def test_errors_are_one_sentence(args: list[str], sentence: str, tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     done = fedloom("report", *(arg.format(tmp=tmp_path) for arg in args))
     assert done.code == 1
-    assert said in " ".join(done.err.split())
+    assert sentence in " ".join(done.err.split())
     assert len(done.err.strip().splitlines()) == 1

@@ -1,9 +1,9 @@
 """How high a run came and how soon: best rounds, worst client, rounds to a target, speed-up.
 
-A curve has one number for every scored round: `scores[at]["mean"]` or `["weighted"]` of a journal's
-records, or `worst_client`. `rounds` are the records' `round`, needed where not every round was
-scored. A run's own result (last, best on validation, each client's own best round) is chosen by
-its protocol in `runs.scores.result` and is not computed again here.
+A curve has one number for every scored round: the value of the records' `headline`, or
+`worst_client`. `rounds` are the records' `round`, needed where not every round was scored. A run's
+own result (last, best on validation, each client's own best round) is chosen by its protocol and
+stored in the run's summary; it is not computed again here.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def rounds_to_target(
     return int(at[window - 1 :][reached.argmax()]) if reached.any() else None
 
 
-def median_rounds(found: Sequence[int | None]) -> float | None:
+def median_rounds(rounds: Sequence[float | None]) -> float | None:
     """Median over seeds, where None is later than every round; None if the median is.
 
     A mean would need a number for "never", and whatever is put there decides it.
@@ -127,9 +127,9 @@ def median_rounds(found: Sequence[int | None]) -> float | None:
     >>> median_rounds([40, None, 60]), median_rounds([40, None, None])
     (60, None)
     """
-    if not found:
+    if not rounds:
         raise BadInput("the median needs the rounds of at least one seed")
-    middle = median(math.inf if t is None else t for t in found)
+    middle = median(math.inf if t is None else t for t in rounds)
     return None if math.isinf(middle) else middle
 
 

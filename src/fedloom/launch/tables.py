@@ -20,6 +20,10 @@ if TYPE_CHECKING:  # half a second to import, for tables only
 Labelled = tuple[str, Sequence[Summary]]
 """A method as it was written, and its runs, one for each seed."""
 
+DEVIATION = "_std_over_seeds"
+WITHOUT_DEVIATION = (
+    *("std_over_clients", "rounds", "megabytes_up_per_client", "megabytes_down_per_client"),
+)
 LATEX_SPECIAL = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -87,7 +91,7 @@ def per_method(methods: Iterable[Labelled]) -> pandas.DataFrame:
     columns = [
         *("method", "seeds"),
         *(f"{metric}_seed_{seed}" for metric, seed in sorted(results)),
-        *(key for name in names for key in (name, f"{name}_std_over_seeds")),
+        *(key for name in names for key in (name, f"{name}{DEVIATION}")),
     ]
     lines = [_line(label, summaries) for label, summaries in methods]
     return DataFrame(lines, columns=columns).dropna(axis="columns", how="all")
@@ -154,7 +158,8 @@ def _line(label: str, summaries: Sequence[Summary]) -> dict[str, Any]:
     for key in dict.fromkeys(key for summary in summaries for key in _numbers(summary)):
         number = _over(summaries, key)
         line[key] = None if number is None else number.mean
-        line[f"{key}_std_over_seeds"] = None if number is None else number.std
+        if number is not None and key not in WITHOUT_DEVIATION:
+            line[f"{key}{DEVIATION}"] = number.std
     return line
 
 

@@ -1,23 +1,25 @@
-"""Client by client: who gains by taking part, and who loses."""
+"""Client by client: who gains by taking part, and who loses; what single heads reach."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import NormalDist
-from typing import Any
 
 from fedloom.drawing.figures import Drawings, plain_table, rounded
 from fedloom.drawing.html import Html, tag
-from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, points
-from fedloom.report.groups import Group, Row
+from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, percent, points
+from fedloom.launch.tables import OverSeeds
+from fedloom.report.groups import MethodRuns, RunGroup
 from fedloom.report.numbers import (
     ClientKey,
     GainLine,
     best_row,
     client_means,
     gains,
+    head_means,
     on_common_seeds,
 )
+from fedloom.report.runs import ClientResult
 
 MOST_ROWS = 2500
 """Rows of all methods' client tables together."""
@@ -27,63 +29,62 @@ GAIN_HINT = "points on the seeds both have, ± half of its 95 % interval"
 VERDICT_HINT = (
     "outside the 95 % interval around zero? By chance alone about 2.5 % of clients are on each side"
 )
+HEAD_HINT = "this head alone, in the last of the rounds that count; mean over all seeds"
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
+Gains = Mapping[str, GainLine | None]
+"""Reference -> gains over it."""
 
 
-def clients_section(group: Group, name: str, drawings: Drawings) -> Html:
+def clients_section(group: RunGroup, name: str, drawings: Drawings) -> Html:
     """Gains of every client over Local and over FedAvg, as a chart and as tables that sort."""
-    references = {said: row for m, said in REFERENCES.items() if (row := group.named(m))}
-    found = {
+    references = {title: row for m, title in REFERENCES.items() if (row := group.named(m))}
+    over = {
         row.label: {
-            said: gains(row, other) for said, other in references.items() if other is not row
+            title: gains(row, other) for title, other in references.items() if other is not row
         }
         for row in group.rows
     }
-    kept = max(60, MOST_ROWS // len(group.rows))
+    most = max(60, MOST_ROWS // len(group.rows))
     tables = [
         tag(
             "div",
-            _client_table(group, row, f"{name}-client-{i}", found[row.label], references, kept),
+            _client_table(group, row, f"{name}-client-{i}", over[row.label], references, most),
             class_="choice",
             data_choice=row.label,
         )
         for i, row in enumerate(group.rows)
     ]
+    nothing = "No run of local or fedavg is among these, so there is no gain to show."
     return tag(
         "section",
         tag("h3", "Clients"),
-        [_gain_figure(name, said, found, drawings) for said in references],
-        None
-        if references
-        else tag(
-            "p",
-            "No run of local or fedavg is among these, so there is no gain to show.",
-            class_="quiet",
-        ),
+        [_gain_figure(name, title, over, drawings) for title in references],
+        None if references else tag("p", nothing, class_="quiet"),
+        _head_table(group, name),
         tag("div", class_="controls", data_choose=name),
         tag("div", tables, class_="choices", data_choices=name, data_first=_first(group)),
         id=f"{name}-clients",
     )
 
 
-def _first(group: Group) -> str:
+def _first(group: RunGroup) -> str:
     """The table to begin with: of the best method that is not a reference."""
     others = [row for row in group.rows if row.method not in REFERENCES]
-    best = best_row(Group(others)) if others else None
+    best = best_row(RunGroup(others)) if others else None
     return (best or (others or group.rows)[0]).label
 
 
 def _gain_figure(
-    name: str, said: str, found: Mapping[str, Mapping[str, GainLine | None]], drawings: Drawings
+    name: str, reference: str, over: Mapping[str, Gains], drawings: Drawings
 ) -> Html | None:
-    lines = {label: line for label, over in found.items() if (line := over.get(said)) is not None}
+    lines = {label: line for label, by in over.items() if (line := by.get(reference)) is not None}
     if not lines:
         return None
     strips = [
         {
             "key": label,
-            "values": [rounded(100 * g, 2) for g in line.found.gains],
-            "names": [cid for _, cid in line.clients],
+            "values": [rounded(100 * g, 2) for g in line.gain.gains],
+            "names": [str(cid) for _, cid in line.clients],
             "clear": [int(_verdict(line, i) != 0) for i in range(len(line.clients))],
         }
         for label, line in lines.items()
@@ -104,79 +105,126 @@ def _gain_figure(
             points(g.mean),
             points(g.median),
             points(g.worst),
-            line.clients[g.worst_client][1],
+            str(line.clients[g.worst_client][1]),
             *(f"{100 * share:.0f}" for share in (g.helped, g.harmed, g.positive)),
         ]
         for label, line in lines.items()
-        for g in [line.found]
+        for g in [line.gain]
     ]
-    caption = f"Gain over {said} in points, over clients"
+    caption = f"Gain over {reference} in points, over clients"
     note = (
         f"Every dot is a client, below zero it loses by taking part; filled: outside its 95 %"
         f" interval around zero, where chance alone puts about 2.5 % of clients on each side."
-        f" Accuracy less that of {said} with the same seeds."
+        f" Accuracy less that of {reference} with the same seeds."
     )
     return drawings.figure(
-        f"{name}-gain-{said.lower()}",
-        f"Gain of each client over {said}",
+        f"{name}-gain-{reference.lower()}",
+        f"Gain of each client over {reference}",
         {"kind": "strip", "ylabel": "points", "strips": strips},
-        plain_table(f"{name}-gain-{said.lower()}-table", caption, head, rows),
+        plain_table(f"{name}-gain-{reference.lower()}-table", caption, head, rows),
         note,
     )
 
 
 def _verdict(line: GainLine, i: int) -> int:
     """1 gains, -1 loses, 0 within its noise."""
-    g, error = line.found.gains[i], line.found.errors[i]
+    g, error = line.gain.gains[i], line.gain.errors[i]
     return 0 if abs(g) <= WIDTH * error else (1 if g > 0 else -1)
 
 
+# ------------------------------------------------------------------ single heads
+
+
+def head_title(head: str) -> str:
+    """A head's name for readers.
+
+    >>> head_title("generic_head")
+    'generic head'
+    """
+    return head.replace("_", " ")
+
+
+def _head_table(group: RunGroup, name: str) -> Html | None:
+    """What single heads of a method reach, over clients; None where no method shows any."""
+    rows = [
+        [
+            Cell(row.label, row.label),
+            Cell(head_title(head), head),
+            percent(OverSeeds.of(run.mean(run.single_heads.get(head, {})) for run in row.shown)),
+            number(min(result.accuracy for result in means.values()), 2, 100),
+            number(_share_ahead(means, client_means(row)), 0, 100),
+        ]
+        for row in group.rows
+        for head, means in head_means(row).items()
+    ]
+    if not rows:
+        return None
+    columns = [
+        Column("Method", numeric=False),
+        Column("Head", "what the head predicts alone", numeric=False),
+        Column("Accuracy %", f"mean over clients ± deviation over seeds; {HEAD_HINT}"),
+        Column("Worst client %", "the lowest of any client"),
+        Column("Ahead %", "clients for whom it alone reaches more than the whole model"),
+    ]
+    return html_table(f"{name}-heads", "Single heads", columns, rows)
+
+
+def _share_ahead(
+    head: Mapping[ClientKey, ClientResult], whole: Mapping[ClientKey, ClientResult]
+) -> float | None:
+    both = [key for key in head if key in whole]
+    ahead = sum(head[key].accuracy > whole[key].accuracy for key in both)
+    return ahead / len(both) if both else None
+
+
+# ------------------------------------------------------------------ tables of clients
+
+
 def _client_table(
-    group: Group,
-    row: Row,
+    group: RunGroup,
+    row: MethodRuns,
     name: str,
-    over: Mapping[str, GainLine | None],
-    references: Mapping[str, Row],
+    over: Gains,
+    references: Mapping[str, MethodRuns],
     most: int,
 ) -> Html:
-    means = client_means(row)
+    means, heads = client_means(row), head_means(row)
     others = {
-        said: client_means(on_common_seeds(row, other)[1])
-        for said, other in references.items()
+        title: client_means(on_common_seeds(row, other)[1])
+        for title, other in references.items()
         if other is not row
     }
-    named = {said: references[said].label for said in others}
+    labels = [references[title].label for title in others]
     positions = {
-        said: {key: i for i, key in enumerate(line.clients)} for said, line in over.items() if line
+        title: {key: i for i, key in enumerate(line.clients)}
+        for title, line in over.items()
+        if line
     }
     columns = [
         Column("Client"),
         Column("Training rows"),
         Column("Test rows"),
         Column("Accuracy %", "mean over all seeds"),
+        *(Column(f"{head_title(head)} %", HEAD_HINT) for head in heads),
         *(
             Column(f"{label} %", "accuracy of the same client, mean over the seeds both have")
-            for label in named.values()
+            for label in labels
         ),
-        *(Column(f"Gain over {label}", GAIN_HINT) for label in named.values()),
-        *(Column(f"Against {label}", VERDICT_HINT, numeric=False) for label in named.values()),
+        *(Column(f"Gain over {label}", GAIN_HINT) for label in labels),
+        *(Column(f"Against {label}", VERDICT_HINT, numeric=False) for label in labels),
     ]
     first = next(iter(over.values()), None)
-    keys = _kept(means, first, most)
-    sizes = {run.partition: run.sizes for run in row.runs}
-    names = _names(group, means)
+    keys = _most_telling(means, first, most)
     rows = [
         [
-            names[key],
-            _training_rows(group, sizes, key),
-            Cell(str(means[key][1]), means[key][1]),
-            number(means[key][0], 1, 100),
-            *(
-                number(scores[key][0] if key in scores else None, 1, 100)
-                for scores in others.values()
-            ),
-            *(_gain_cell(over[said], positions.get(said, {}).get(key)) for said in others),
-            *(_verdict_cell(over[said], positions.get(said, {}).get(key)) for said in others),
+            client_cell(group, key),
+            _training_rows(group, key),
+            Cell(str(means[key].rows), means[key].rows),
+            number(means[key].accuracy, 1, 100),
+            *(accuracy_cell(results, key) for results in heads.values()),
+            *(accuracy_cell(results, key) for results in others.values()),
+            *(_gain_cell(over[title], positions.get(title, {}).get(key)) for title in others),
+            *(_verdict_cell(over[title], positions.get(title, {}).get(key)) for title in others),
         ]
         for key in keys
     ]
@@ -185,44 +233,44 @@ def _client_table(
     return html_table(name, f"{row.label}: clients{some}", columns, rows)
 
 
-def _kept(
-    means: Mapping[ClientKey, tuple[float, int]], line: GainLine | None, most: int
+def accuracy_cell(results: Mapping[ClientKey, ClientResult], key: ClientKey) -> Cell:
+    """In percent; a dash where the client was not scored."""
+    return number(results[key].accuracy if key in results else None, 1, 100)
+
+
+def _most_telling(
+    means: Mapping[ClientKey, ClientResult], line: GainLine | None, most: int
 ) -> list[ClientKey]:
     """All clients in their order, or of too many those that gain, or reach, least."""
     if len(means) <= most:
         return list(means)
-    gain_of = {} if line is None else dict(zip(line.clients, line.found.gains, strict=True))
-    return sorted(means, key=lambda key: (gain_of.get(key, 0.0), means[key][0]))[:most]
+    gain_of = {} if line is None else dict(zip(line.clients, line.gain.gains, strict=True))
+    return sorted(means, key=lambda key: (gain_of.get(key, 0.0), means[key].accuracy))[:most]
 
 
-def _names(group: Group, means: Mapping[ClientKey, Any]) -> dict[ClientKey, Cell]:
-    """Client ids; with partitions of their own, seeds tell clients of the same id apart."""
-    shared = group.first.shared_tests if group.first.protocol.on == "shared" else []
-    seeds = {run.partition: run.config.seed for run in reversed(group.runs)}
-    found: dict[ClientKey, Cell] = {}
-    for part, cid in means:
-        text = shared[int(cid)] if shared else cid
-        order = int(cid) if group.same_partition else 1e6 * seeds[part] + int(cid)
-        found[part, cid] = Cell(
-            text if group.same_partition else f"seed {seeds[part]}: {text}", order
-        )
-    return found
+def client_cell(group: RunGroup, key: ClientKey) -> Cell:
+    """A client's id; with partitions of their own, seeds tell clients of the same id apart."""
+    partition, cid = key
+    text = group.first.shared_tests[cid] if group.first.on_shared_tests else str(cid)
+    if group.same_partition:
+        return Cell(text, cid)
+    seed = next(run.config.seed for run in group.runs if run.partition == partition)
+    return Cell(f"seed {seed}: {text}", 1e6 * seed + cid)
 
 
-def _training_rows(
-    group: Group, sizes: Mapping[str, list[tuple[int, int, int]]], key: ClientKey
-) -> Cell:
-    part, cid = key
-    if group.first.protocol.on == "shared" or not sum(sizes[part][int(cid)]):
+def _training_rows(group: RunGroup, key: ClientKey) -> Cell:
+    partition, cid = key
+    run = next(run for run in group.runs if run.partition == partition)
+    if run.on_shared_tests or not sum(run.sizes[cid]):
         return Cell(NONE)
-    rows = sizes[part][int(cid)][0]
+    rows = run.sizes[cid][0]
     return Cell(str(rows), rows)
 
 
 def _gain_cell(line: GainLine | None, i: int | None) -> Cell:
     if line is None or i is None:
         return Cell(NONE)
-    g, error = line.found.gains[i], line.found.errors[i]
+    g, error = line.gain.gains[i], line.gain.errors[i]
     tone = "loses" if g < 0 else "gains" if g > 0 else ""
     return Cell(f"{points(g)} ± {100 * WIDTH * error:.1f}", g, tone)
 
@@ -230,7 +278,7 @@ def _gain_cell(line: GainLine | None, i: int | None) -> Cell:
 def _verdict_cell(line: GainLine | None, i: int | None) -> Cell:
     if line is None or i is None:
         return Cell(NONE)
-    verdict, g = _verdict(line, i), line.found.gains[i]
+    verdict, g = _verdict(line, i), line.gain.gains[i]
     if verdict:
         return Cell("▲ gains" if g > 0 else "▼ loses", verdict, "gains" if g > 0 else "loses")
     return Cell("equal" if g == 0 else "within noise", 0)

@@ -6,12 +6,13 @@ from typing import Any
 
 from fedloom.drawing.figures import Drawings, plain_table, thinned
 from fedloom.drawing.html import Html, tag
-from fedloom.report.groups import Group, Row
+from fedloom.record import RoundRecord
+from fedloom.report.groups import MethodRuns, RunGroup
 
 MOST_ROUNDS, MOST_CLIENTS = 24, 50
 
 
-def collaboration_section(group: Group, name: str, drawings: Drawings) -> Html | None:
+def collaboration_section(group: RunGroup, name: str, drawings: Drawings) -> Html | None:
     """A heat map with a slider for every method that noted its weights; None without any."""
     noted = [(row, _noted(row)) for row in group.rows]
     figures = [
@@ -29,19 +30,19 @@ def collaboration_section(group: Group, name: str, drawings: Drawings) -> Html |
     )
 
 
-def _noted(row: Row) -> list[dict[str, Any]]:
-    return [r for r in row.shown[0].records if "fedpac" in r.get("notes", {})]
+def _noted(row: MethodRuns) -> list[RoundRecord]:
+    return [record for record in row.shown[0].records if "fedpac" in record.notes]
 
 
-def _figure(name: str, row: Row, records: list[dict[str, Any]], drawings: Drawings) -> Html:
+def _figure(name: str, row: MethodRuns, records: list[RoundRecord], drawings: Drawings) -> Html:
     frames: list[dict[str, Any]] = []
     for record in [records[i] for i in thinned(len(records), MOST_ROUNDS)]:
-        note = record["notes"]["fedpac"]
+        note = record.notes["fedpac"]
         ids = [str(cid) for cid in note["clients"][:MOST_CLIENTS]]
         values = [[round(w, 3) for w in line[:MOST_CLIENTS]] for line in note["weights"]]
         frames.append(
             {
-                "name": f"round {record['round']}",
+                "name": f"round {record.round}",
                 "rows": ids,
                 "cols": ids,
                 "values": values[:MOST_CLIENTS],
@@ -54,7 +55,7 @@ def _figure(name: str, row: Row, records: list[dict[str, Any]], drawings: Drawin
         ["client", *last["cols"]],
         [[cid, *line] for cid, line in zip(last["rows"], last["values"], strict=True)],
     )
-    many = len(records[-1]["notes"]["fedpac"]["clients"])
+    many = len(records[-1].notes["fedpac"]["clients"])
     some = f" The first {MOST_CLIENTS} of {many} clients." if many > MOST_CLIENTS else ""
     spec = {
         "kind": "heat",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
+from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.drawing.figures import (
     MOST_POINTS,
     MOST_TABLE_ROWS,
@@ -14,17 +16,18 @@ from fedloom.drawing.figures import (
     thinned,
 )
 from fedloom.drawing.html import Html, tag
-from fedloom.report.groups import Group, Row
+from fedloom.record import At
+from fedloom.report.groups import MethodRuns, RunGroup
 from fedloom.report.runs import Curve
 
+Axis = Literal["rounds", "seconds", "megabytes"]
 MOMENTS = {
     "received": "as received",
     "trained": "after local training",
     "adapted": "after fine-tuning",
     "final": "adapted at the end",
-    "shared": "global model on shared test sets",
 }
-AXES = {
+AXES: dict[Axis, tuple[str, str]] = {
     "rounds": ("round", "Accuracy against rounds"),
     "seconds": ("seconds", "Accuracy against seconds"),
     "megabytes": ("MB sent and received by the average client", "Accuracy against bytes"),
@@ -32,10 +35,32 @@ AXES = {
 _DIGITS = {"rounds": 0, "seconds": 3, "megabytes": 4}
 
 
-def curves_section(group: Group, name: str, drawings: Drawings) -> Html:
-    """Three charts with one legend; the script lets curves and moments be chosen."""
-    views = _views(group)
-    found = {at: {row.label: mean_curve(row, at) for row in group.rows} for at in views}
+@dataclass(frozen=True)
+class MeanCurve:
+    """A method's curve: means over its seeds, at the rounds all of them scored."""
+
+    rounds: list[int]
+    accuracy: list[float]
+    seconds: list[float]
+    megabytes: list[float]
+    low: list[float] = field(default_factory=list)
+    """Lowest seed's accuracy; empty of a single seed."""
+    high: list[float] = field(default_factory=list)
+
+    def along(self, axis: Axis) -> list[float]:
+        """Where the points are on an axis."""
+        values: dict[Axis, list[float]] = {
+            "rounds": [float(t) for t in self.rounds],
+            "seconds": self.seconds,
+            "megabytes": self.megabytes,
+        }
+        return values[axis]
+
+
+def curves_section(group: RunGroup, name: str, drawings: Drawings) -> Html:
+    """Three charts with one legend; the script lets curves and models be chosen."""
+    models = _models(group)
+    curves = {at: {row.label: mean_curve(row, at) for row in group.rows} for at in models}
     labels = [row.label for row in group.rows]
     figures = [
         drawings.figure(
@@ -48,108 +73,119 @@ def curves_section(group: Group, name: str, drawings: Drawings) -> Html:
                 "ylabel": "accuracy %",
                 "keys": labels,
                 "views": [
-                    {"name": said, "series": [_series(k, found[at][k], axis) for k in labels]}
-                    for at, said in views.items()
+                    {"name": model_name(at), "series": [_series(k, by[k], axis) for k in labels]}
+                    for at, by in curves.items()
                 ],
             },
-            _table(f"{name}-{axis}", axis, found[next(iter(views))]) if views else None,
+            _table(f"{name}-{axis}", axis, curves[models[0]]) if models else None,
         )
         for axis, (label, title) in AXES.items()
     ]
     seeds = max(len(row.shown) for row in group.rows)
-    note = (
-        "Lines are means over seeds, bands go from the lowest to the highest seed."
-        if seeds > 1
-        else ""
-    )
+    note = "Lines are means over seeds, bands go from the lowest to the highest seed."
     return tag(
         "section",
         tag("h3", "Curves"),
-        tag("p", note, class_="quiet") if note else None,
+        tag("p", note, class_="quiet") if seeds > 1 else None,
         tag("div", class_="controls", data_controls=name),
         tag("div", figures, class_="figures"),
         id=f"{name}-curves",
     )
 
 
-def mean_curve(row: Row, at: str) -> dict[str, list[Any]]:
-    """Means over the seeds, at the rounds all of them scored, and the band between seeds."""
+def mean_curve(row: MethodRuns, at: At) -> MeanCurve:
+    """Of one method and one model."""
     curves = [curve for run in row.shown if (curve := run.curve(at)).rounds]
     places = [{t: i for i, t in enumerate(curve.rounds)} for curve in curves]
     common = sorted(set.intersection(*map(set, places))) if places else []
     rounds = [common[i] for i in thinned(len(common), MOST_POINTS)]
-    found: dict[str, list[Any]] = {"rounds": rounds}
-    for key in ("accuracy", "seconds", "megabytes"):
-        values = [
-            _at(curve, key, place, rounds) for curve, place in zip(curves, places, strict=True)
-        ]
-        found[key] = [fmean(column) for column in zip(*values, strict=True)]
-        if key == "accuracy" and len(curves) > 1:
-            found["low"] = [min(column) for column in zip(*values, strict=True)]
-            found["high"] = [max(column) for column in zip(*values, strict=True)]
-    return found
+    picked = [
+        _picked(curve, [place[t] for t in rounds])
+        for curve, place in zip(curves, places, strict=True)
+    ]
+    accuracy = list(zip(*(curve.accuracy for curve in picked), strict=True))
+    several = len(curves) > 1
+    return MeanCurve(
+        rounds,
+        accuracy=list(map(fmean, accuracy)),
+        seconds=list(map(fmean, zip(*(curve.seconds for curve in picked), strict=True))),
+        megabytes=list(map(fmean, zip(*(curve.megabytes for curve in picked), strict=True))),
+        low=list(map(min, accuracy)) if several else [],
+        high=list(map(max, accuracy)) if several else [],
+    )
 
 
-def _at(curve: Curve, key: str, place: dict[int, int], rounds: list[int]) -> list[float]:
-    values: list[float] = getattr(curve, key)
-    return [values[place[t]] for t in rounds]
+def _picked(curve: Curve, places: list[int]) -> Curve:
+    return Curve(
+        [curve.rounds[i] for i in places],
+        [curve.accuracy[i] for i in places],
+        [curve.seconds[i] for i in places],
+        [curve.megabytes[i] for i in places],
+    )
 
 
-def _views(group: Group) -> dict[str, str]:
-    """What was scored in more than one round, the curve the result is of first."""
-    main = group.first.curve_at
-    counts: dict[str, int] = {main: 2}
+def _models(group: RunGroup) -> list[At]:
+    """What was scored in more than one step, the curve that leads to the result first."""
+    first = group.first.curve_at
+    steps: dict[At, int] = {} if first is None else {first: 2}
     for run in group.runs:
-        for at in run.moments:
-            scored = sum(at in r["scores"] for r in run.records)
-            counts[at] = max(counts.get(at, 0), scored)
-    return {at: moment_name(at) for at, count in counts.items() if count > 1}
+        for at, count in run.scored.items():
+            steps[at] = max(steps.get(at, 0), count)
+    return [at for at, count in steps.items() if count > 1]
 
 
-def moment_name(at: str) -> str:
-    """Which model a "moment/split" is of.
+def model_name(at: At) -> str:
+    """Which model a score is of, in words.
 
-    >>> moment_name("final/test"), moment_name("received/val")
+    >>> model_name(At("final", "test")), model_name(At("received", "val"))
     ('adapted at the end', 'as received, val rows')
+    >>> model_name(At("received", "test", "generic_head"))
+    'as received, generic head alone'
     """
-    *moment, split = at.split("/")
-    said = " ".join(MOMENTS.get(m, m) for m in moment)
-    return said if split == "test" else f"{said}, {split} rows"
+    words = [MOMENTS[at.moment]]
+    if at.group == "shared tests":
+        words = ["global model on shared test sets"]
+    elif at.model == GLOBAL:
+        words.append("global model")
+    elif at.model != PERSONAL:
+        words.append(f"{at.model.replace('_', ' ')} alone")
+    if at.group == "newcomers":
+        words.append("newcomers")
+    if at.split != "test":
+        words.append(f"{at.split} rows")
+    return ", ".join(words)
 
 
-def _series(key: str, curve: dict[str, list[Any]], axis: str) -> dict[str, Any]:
-    percent: dict[str, Any] = {
-        k: [rounded(100 * v, 3) for v in curve[k]] for k in ("low", "high") if k in curve
-    }
+def _series(key: str, curve: MeanCurve, axis: Axis) -> dict[str, Any]:
+    ends = {"low": curve.low, "high": curve.high} if curve.low else {}
     return {
         "key": key,
-        "x": [rounded(v, _DIGITS[axis]) for v in curve[axis]],
-        "y": [rounded(100 * v, 3) for v in curve["accuracy"]],
-        "round": curve["rounds"],
-        **percent,
+        "x": [rounded(v, _DIGITS[axis]) for v in curve.along(axis)],
+        "y": [rounded(100 * v, 3) for v in curve.accuracy],
+        "round": curve.rounds,
+        **{name: [rounded(100 * v, 3) for v in values] for name, values in ends.items()},
     }
 
 
-def _table(name: str, axis: str, curves: dict[str, dict[str, list[Any]]]) -> Html:
+def _table(name: str, axis: Axis, curves: dict[str, MeanCurve]) -> Html:
     """Rounds down, methods across; on the axis of rounds the accuracy, else that axis."""
-    key = "accuracy" if axis == "rounds" else axis
-    rounds = sorted({t for curve in curves.values() for t in curve["rounds"]})
-    kept = [rounds[i] for i in thinned(len(rounds), MOST_TABLE_ROWS)]
-    scale = 100.0 if key == "accuracy" else 1.0
-    values = {
-        label: dict(zip(curve["rounds"], curve[key], strict=True))
-        for label, curve in curves.items()
-    }
-    rows = [
-        [
-            t,
-            *(
-                rounded(scale * v, 4) if (v := column.get(t)) is not None else None
-                for column in values.values()
-            ),
-        ]
-        for t in kept
+    rounds = sorted({t for curve in curves.values() for t in curve.rounds})
+    shown = [rounds[i] for i in thinned(len(rounds), MOST_TABLE_ROWS)]
+    columns = [
+        dict(
+            zip(
+                curve.rounds,
+                _percent(curve) if axis == "rounds" else curve.along(axis),
+                strict=True,
+            )
+        )
+        for curve in curves.values()
     ]
-    unit = {"accuracy": "Accuracy in percent", "seconds": "Seconds", "megabytes": "Megabytes"}[key]
-    some = f"; {len(kept)} of {len(rounds)} scored rounds" if len(kept) < len(rounds) else ""
+    rows = [[t, *(rounded(column.get(t), 4) for column in columns)] for t in shown]
+    unit = {"rounds": "Accuracy in percent", "seconds": "Seconds", "megabytes": "Megabytes"}[axis]
+    some = f"; {len(shown)} of {len(rounds)} scored rounds" if len(shown) < len(rounds) else ""
     return plain_table(f"{name}-table", f"{unit} after each round{some}", ["round", *curves], rows)
+
+
+def _percent(curve: MeanCurve) -> list[float]:
+    return [100 * value for value in curve.accuracy]

@@ -8,13 +8,13 @@ from fedloom.diagnose.registry import diagnostics
 from fedloom.drawing.figures import Drawings
 from fedloom.drawing.html import Html, tag
 from fedloom.record import Finding
-from fedloom.report.groups import Group, Row
+from fedloom.report.groups import MethodRuns, RunGroup
 from fedloom.report.runs import StoredRun
 
 HOW = "Record {them} with: fedloom diagnose {run}"
 
 
-def diagnostics_section(group: Group, name: str, drawings: Drawings) -> Html:
+def diagnostics_section(group: RunGroup, name: str, drawings: Drawings) -> Html:
     """Of every method, the first seed that recorded some."""
     blocks = [
         _block(row.label, f"{name}-d{i}", run, drawings)
@@ -33,7 +33,7 @@ def diagnostics_section(group: Group, name: str, drawings: Drawings) -> Html:
     )
 
 
-def _recorded(row: Row) -> StoredRun | None:
+def _recorded(row: MethodRuns) -> StoredRun | None:
     return next((run for run in row.runs if run.findings), None)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedloom.launch.tables import Labelled
 from fedloom.report.runs import StoredRun, Unit
 
 SAME = (
@@ -21,10 +22,11 @@ _NO_MATTER = {
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method over its seeds."""
+class MethodRuns:
+    """One method over its seeds: a row of the tables."""
 
     label: str
+    """The method as it was written."""
     runs: list[StoredRun]
 
     @property
@@ -44,19 +46,25 @@ class Row:
 
     @property
     def method(self) -> str:
-        """Expression without defaults."""
+        """Without what is a default (`StoredRun.method`)."""
         return self.runs[0].method
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """Runs that compare."""
 
-    rows: list[Row]
+    rows: list[MethodRuns]
     apart: list[str] = field(default_factory=list)
     """Why they do not compare with the first group."""
     repeated: list[str] = field(default_factory=list)
     """Folders of runs that are in the group already."""
+
+    @property
+    def name(self) -> str:
+        """What a reader calls it."""
+        config = self.first.config
+        return f"{config.data}, {config.partition}, {self.first.clients} clients"
 
     @property
     def first(self) -> StoredRun:
@@ -68,7 +76,7 @@ class Group:
         """All of them, by row."""
         return [run for row in self.rows for run in row.runs]
 
-    def named(self, method: str) -> Row | None:
+    def named(self, method: str) -> MethodRuns | None:
         """The row of a method as it comes, without settings of its own."""
         return next((row for row in self.rows if row.method == method), None)
 
@@ -77,8 +85,14 @@ class Group:
         """Do all runs have the same clients?"""
         return len({run.partition for run in self.runs}) == 1
 
+    @property
+    def results(self) -> list[Labelled]:
+        """What `fedloom.launch.tables` makes tables of; methods without a result are not in it."""
+        ended = [(row.label, [run.summary for run in row.runs if run.summary]) for row in self.rows]
+        return [(label, summaries) for label, summaries in ended if summaries]
 
-def group(runs: Iterable[StoredRun]) -> list[Group]:
+
+def group_runs(runs: Iterable[StoredRun]) -> list[RunGroup]:
     """Runs sorted into groups that compare, in the order given.
 
     Methods compare if they ran on the same partitions; of one method, seeds may each have their
@@ -87,11 +101,13 @@ def group(runs: Iterable[StoredRun]) -> list[Group]:
     by_settings: dict[tuple[Any, ...], list[StoredRun]] = {}
     for run in runs:
         by_settings.setdefault(_settings(run), []).append(run)
-    parts = [part for alike in by_settings.values() for part in _connected(_rows(alike))]
-    groups: list[Group] = []
-    for rows, repeated in parts:
-        apart = _differences(groups[0].first, rows[0].runs[0]) if groups else []
-        groups.append(Group(rows, apart, repeated))
+    groups: list[RunGroup] = []
+    for alike in by_settings.values():
+        rows, repeated = _rows(alike)
+        for connected in _connected(rows):
+            apart = _differences(groups[0].first, connected[0].runs[0]) if groups else []
+            groups.append(RunGroup(connected, apart, repeated))
+            repeated = []  # one group names them, for all
     return groups
 
 
@@ -99,64 +115,56 @@ def _settings(run: StoredRun) -> tuple[Any, ...]:
     return (run.source, *(getattr(run.config, key) for key in SAME))
 
 
-def _rows(runs: list[StoredRun]) -> tuple[list[Row], list[str]]:
-    """Rows of methods; what differs beside the method is written behind its name."""
+def _rows(runs: list[StoredRun]) -> tuple[list[MethodRuns], list[str]]:
+    """Rows of methods, and the folders of runs that are in one already."""
     own = [k for k in type(runs[0].config).model_fields if k not in {*SAME, *_NO_MATTER}]
-    found: dict[tuple[Any, ...], dict[Unit, StoredRun]] = {}
+    by_method: dict[tuple[Any, ...], dict[Unit, StoredRun]] = {}
     repeated: list[str] = []
     for run in runs:
         key = (run.config.method, *(getattr(run.config, k) for k in own))
-        seeds = found.setdefault(key, {})
+        seeds = by_method.setdefault(key, {})
         if run.unit in seeds:
             repeated.append(str(run.paths.path))
         seeds.setdefault(run.unit, run)
-    rows: list[Row] = []
-    for seeds in found.values():
-        here = sorted(seeds.values(), key=lambda run: run.config.seed)
-        rows.append(Row(_label(here[0], _twins(here[0], found), own), here))
-    return rows, repeated
+    in_order = [
+        sorted(seeds.values(), key=lambda run: run.config.seed) for seeds in by_method.values()
+    ]
+    firsts = [of_method[0] for of_method in in_order]
+    return [MethodRuns(_label(part[0], firsts, own), part) for part in in_order], repeated
 
 
-def _twins(
-    run: StoredRun, found: Mapping[tuple[Any, ...], Mapping[Unit, StoredRun]]
-) -> list[StoredRun]:
-    """One run of every row with the same method."""
-    firsts = [next(iter(seeds.values())) for seeds in found.values()]
-    return [first for first in firsts if first.method == run.method]
+def _label(run: StoredRun, firsts: list[StoredRun], own: list[str]) -> str:
+    """The method as it was written, and behind it what differs from other rows called so."""
+    twins = [first.config for first in firsts if first.label == run.label]
+    differ = [k for k in ("method", *own) if len({getattr(config, k) for config in twins}) > 1]
+    settings = ", ".join(f"{k} {getattr(run.config, k)}" for k in differ)
+    return f"{run.label} ({settings})" if settings else run.label
 
 
-def _label(run: StoredRun, twins: list[StoredRun], own: list[str]) -> str:
-    differ = [k for k in own if len({getattr(t.config, k) for t in twins}) > 1]
-    said = ", ".join(f"{k} {getattr(run.config, k)}" for k in differ)
-    return f"{run.method} ({said})" if said else run.method
-
-
-def _connected(found: tuple[list[Row], list[str]]) -> list[tuple[list[Row], list[str]]]:
+def _connected(rows: list[MethodRuns]) -> list[list[MethodRuns]]:
     """Rows that share a partition, directly or through others, stay together."""
-    rows, repeated = found
-    parts: list[tuple[set[str], list[Row]]] = []
+    parts: list[tuple[set[str], list[MethodRuns]]] = []
     for row in rows:
-        held = {run.partition for run in row.runs}
+        partitions = {run.partition for run in row.runs}
         joined = [row]
-        for part in [p for p in parts if p[0] & held]:
+        for part in [p for p in parts if p[0] & partitions]:
             parts.remove(part)
-            held, joined = held | part[0], [*part[1], *joined]
-        parts.append((held, joined))
+            partitions, joined = partitions | part[0], [*part[1], *joined]
+        parts.append((partitions, joined))
     order = {row.label: i for i, row in enumerate(rows)}
     ordered = [sorted(part, key=lambda row: order[row.label]) for _, part in parts]
-    ordered.sort(key=lambda part: order[part[0].label])
-    return [(part, repeated if i == 0 else []) for i, part in enumerate(ordered)]
+    return sorted(ordered, key=lambda part: order[part[0].label])
 
 
 def _differences(one: StoredRun, other: StoredRun) -> list[str]:
     """What keeps two runs apart, in words."""
-    found = [
-        f"{key.replace('_', ' ')} is {there}, not {here}"
+    differences = [
+        f"{key.replace('_', ' ')} is {theirs}, not {ours}"
         for key in SAME
-        if (here := getattr(one.config, key)) != (there := getattr(other.config, key))
+        if (ours := getattr(one.config, key)) != (theirs := getattr(other.config, key))
     ]
-    if not found and one.source != other.source:
-        found = [f"the data is another (fingerprint {other.source[:12]}, not {one.source[:12]})"]
-    return found or [
+    if not differences and one.source != other.source:
+        return [f"the data is another (fingerprint {other.source[:12]}, not {one.source[:12]})"]
+    return differences or [
         f"the clients hold other rows (partition {other.partition[:12]}, not {one.partition[:12]})"
     ]

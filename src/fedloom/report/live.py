@@ -20,9 +20,8 @@ from fedloom.errors import BadInput
 from fedloom.files import jsonable, write_atomic
 from fedloom.report.page import Body, body, page
 from fedloom.report.runs import StoredRun
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.watcher import Watcher
+from fedloom.runs.watcher import RunView, Watcher
 
 HOST = "127.0.0.1"
 POLL = 2.0
@@ -58,14 +57,14 @@ class Live(Watcher):
 
     @property
     def port(self) -> int:
-        """The port asked for, or the free one that was found."""
+        """The port of the server, also where any free one was taken."""
         return int(self._server.server_address[1])
 
     # -------------------------------------------------------------- a run's watcher
 
-    def begun(self, experiment: Experiment, done: int) -> None:
+    def begun(self, run: RunView) -> None:
         """The run has its data at hand, so the page need not load it again."""
-        data = experiment.data
+        data = run.experiment.data
         self._data = data if isinstance(data, FederatedData) else "the rows are at the sites"
 
     # -------------------------------------------------------------- answers
@@ -150,8 +149,8 @@ def serving(folder: str | Path, port: int = 0) -> Iterator[Live]:
 def _stamp(paths: RunPaths) -> str:
     """Changes whenever one of the files a report reads does."""
     files = (paths.config, paths.metrics, paths.summary, paths.diagnostics)
-    seen = [f.stat() if f.exists() else None for f in files]
-    return " ".join(f"{s.st_size}.{s.st_mtime_ns}" if s else "-" for s in seen)
+    states = [file.stat() if file.exists() else None for file in files]
+    return " ".join(f"{s.st_size}.{s.st_mtime_ns}" if s else "-" for s in states)
 
 
 class _Server(ThreadingHTTPServer):
@@ -161,7 +160,8 @@ class _Server(ThreadingHTTPServer):
 
     @cached_property
     def names(self) -> set[str]:
-        """What a browser on this machine may call it; any other name was given by a stranger."""
+        """By which a browser on this machine reaches it. A request for another name comes from a
+        page elsewhere that gave this address a name of its own (DNS rebinding)."""
         port = self.server_address[1]
         return {f"{HOST}:{port}", f"localhost:{port}"}
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from statistics import fmean, median, stdev
-from typing import Any
+from statistics import fmean, median
 
 import numpy as np
 
-from fedloom.analysis.cost import pace, sent_to_target
+from fedloom.analysis.cost import Sent, pace, sent_to_target
 from fedloom.analysis.fairness import Fairness, fairness
 from fedloom.analysis.gain import Gain, gain
-from fedloom.analysis.significance import Paired, compare, holm
+from fedloom.analysis.significance import Interval, Paired, compare, holm, holm_rates
 from fedloom.analysis.targets import (
     best_rounds,
     median_rounds,
@@ -23,31 +22,14 @@ from fedloom.analysis.targets import (
     speed_up,
     worst_client,
 )
-from fedloom.report.groups import Group, Row
-from fedloom.report.runs import StoredRun
+from fedloom.launch.tables import OverSeeds
+from fedloom.record import RoundRecord
+from fedloom.report.groups import MethodRuns, RunGroup
+from fedloom.report.runs import ClientResult, StoredRun
 from fedloom.runs.ledger import Account
 
-
-@dataclass(frozen=True)
-class Spread:
-    """A number over seeds."""
-
-    mean: float
-    std: float | None
-    """Between seeds, over S - 1; None of a single seed."""
-
-    @classmethod
-    def of(cls, values: Iterable[float | None]) -> Spread | None:
-        """None if no seed has the number.
-
-        >>> Spread.of([0.25, None, 0.75]).mean, Spread.of([None])
-        (0.5, None)
-        """
-        there = [v for v in values if v is not None and math.isfinite(v)]
-        if not there:
-            return None
-        return cls(fmean(there), stdev(there) if len(there) > 1 else None)
-
+BEST, LAST = 5, 10
+"""How many of the highest and of the last scored rounds are averaged; with fewer, neither is."""
 
 # ------------------------------------------------------------------ accuracy
 
@@ -56,65 +38,71 @@ class Spread:
 class AccuracyLine:
     """How well a method did, over seeds."""
 
-    accuracy: Spread | None
-    worst: Spread | None
+    accuracy: OverSeeds | None
+    worst: OverSeeds | None
     """The worst client at the result."""
-    worst_decile: Spread | None
-    best_five: Spread | None
-    """Mean of the five best rounds, whichever they are; None if the curve is of another model than
-    the result, as are the next two."""
-    worst_best_five: Spread | None
+    worst_decile: OverSeeds | None
+    newcomers: OverSeeds | None
+    """Clients that joined after the training."""
+    best_five: OverSeeds | None
+    """Mean of the five best rounds, whichever they are; None if so few were scored, or if the
+    curve is of another model than the result, as are the next two."""
+    worst_best_five: OverSeeds | None
     """The same of the worst client."""
-    last_ten: Spread | None
+    last_ten: OverSeeds | None
     by_chance: float
     """How far best_five of a flat curve lies above it, in standard deviations of its noise."""
-    std: Spread | None
+    std: OverSeeds | None
     """Between clients."""
-    true_std: Spread | None
+    true_std: OverSeeds | None
     """Without what finite test sets add."""
-    jain: Spread | None
-    gini: Spread | None
-    worst_by_chance: Spread | None
+    jain: OverSeeds | None
+    gini: OverSeeds | None
+    worst_by_chance: OverSeeds | None
 
 
-def accuracy_line(row: Row) -> AccuracyLine:
+def accuracy_line(row: MethodRuns) -> AccuracyLine:
     """Of one method."""
     runs = row.shown
-    led = [run for run in runs if run.curve_leads_to_result]
-    curves = [curve.accuracy for run in led if (curve := run.curve()).rounds]
-    best = [best_rounds(values) for values in curves]
-    worst = [best_rounds(values).mean for run in led if len(values := worst_curve(run))]
-    even = [found for run in runs if (found := evenness(run)) is not None]
-    tenths = [(run.summary or {}).get("worst_decile") for run in runs]
+    leading = [run for run in runs if run.curve_leads_to_result]
+    curves = [run.curve().accuracy for run in leading]
+    best = [best_rounds(curve, BEST) for curve in curves if len(curve) > BEST]
+    worst = [best_rounds(c, BEST).mean for run in leading if len(c := worst_curve(run)) > BEST]
+    last = [best_rounds(curve).last for curve in curves if len(curve) >= LAST]
+    even = [measure for run in runs if (measure := evenness(run)) is not None]
+    tenths = [run.summary.worst_decile for run in row.ended if run.summary]
+    joined = [run.summary.newcomers for run in row.ended if run.summary]
     return AccuracyLine(
-        accuracy=Spread.of(run.accuracy for run in runs),
-        worst=Spread.of(f.worst for f in even),
-        worst_decile=Spread.of(tenths if row.ended else (f.worst_decile for f in even)),
-        best_five=Spread.of(b.mean for b in best),
-        worst_best_five=Spread.of(worst),
-        last_ten=Spread.of(b.last for b in best),
+        accuracy=OverSeeds.of(run.accuracy for run in runs),
+        worst=OverSeeds.of(e.worst for e in even),
+        worst_decile=OverSeeds.of(tenths or (e.worst_decile for e in even)),
+        newcomers=OverSeeds.of(chosen.value for chosen in joined if chosen),
+        best_five=OverSeeds.of(b.mean for b in best),
+        worst_best_five=OverSeeds.of(worst),
+        last_ten=OverSeeds.of(last),
         by_chance=best[0].by_chance if best else math.nan,
-        std=Spread.of(f.std for f in even),
-        true_std=Spread.of(f.true_std for f in even),
-        jain=Spread.of(f.jain for f in even),
-        gini=Spread.of(f.gini for f in even),
-        worst_by_chance=Spread.of(f.worst_by_chance for f in even),
+        std=OverSeeds.of(e.std for e in even),
+        true_std=OverSeeds.of(e.true_std for e in even),
+        jain=OverSeeds.of(e.jain for e in even),
+        gini=OverSeeds.of(e.gini for e in even),
+        worst_by_chance=OverSeeds.of(e.worst_by_chance for e in even),
     )
 
 
 def evenness(run: StoredRun) -> Fairness | None:
     """How evenly the clients of a run are served."""
-    scores = list(run.client_scores.values())
-    return fairness([a for a, _ in scores], [n for _, n in scores]) if scores else None
+    results = run.client_results.values()
+    return fairness([r.accuracy for r in results], [r.rows for r in results]) if results else None
 
 
 def worst_curve(run: StoredRun) -> list[float]:
     """The lowest client's accuracy after every scored round."""
-    scored = [s["clients"] for r in run.records if (s := r["scores"].get(run.curve_at))]
-    if not scored:
+    scores = [record.score(headline.at) for record, headline in run.headlines]
+    by_round = [score.by_client(run.metric) for score in scores if score is not None]
+    if not by_round:
         return []
-    ids = sorted({cid for clients in scored for cid in clients})
-    cells = [[clients.get(cid) for cid in ids] for clients in scored]
+    ids = sorted({cid for clients in by_round for cid in clients})
+    cells = [[clients.get(cid) for cid in ids] for clients in by_round]
     return [float(v) for v in worst_client(np.array(cells, dtype=np.float64))]
 
 
@@ -129,38 +117,47 @@ class Versus:
     """None where they have no seed in common."""
     holm: float
     """p over all comparisons of the table."""
+    interval: Interval
+    """Of the difference, at the error rate at which Holm's procedure tested it: it leaves out 0
+    exactly where `holm` is below 5 %."""
 
 
-def best_row(group: Group) -> Row | None:
+def best_row(group: RunGroup) -> MethodRuns | None:
     """The highest mean accuracy among methods that ended."""
-    ended = [(found.mean, row) for row in group.rows if row.ended and (found := _mean(row))]
+    ended = [(mean.mean, row) for row in group.rows if row.ended and (mean := _mean(row))]
     return max(ended, key=lambda pair: pair[0])[1] if ended else None
 
 
-def _mean(row: Row) -> Spread | None:
-    return Spread.of(run.accuracy for run in row.ended)
+def _mean(row: MethodRuns) -> OverSeeds | None:
+    return OverSeeds.of(run.accuracy for run in row.ended)
 
 
-def comparisons(group: Group, references: Sequence[Row]) -> dict[tuple[str, str], Versus]:
+def comparisons(group: RunGroup, references: Sequence[MethodRuns]) -> dict[tuple[str, str], Versus]:
     """(method, reference) -> the test that fits, Holm over all; a pair is tested once."""
-    planned: list[tuple[Row, Row]] = []
+    planned: list[tuple[MethodRuns, MethodRuns]] = []
     for reference in references:
         for row in group.rows:
             if row is not reference and row.ended and (reference, row) not in planned:
                 planned.append((row, reference))
     tests = [paired(row, reference) for row, reference in planned]
-    adjusted = holm([math.nan if t is None else t.p for t in tests]) if tests else []
+    p = [math.nan if test is None else test.p for test in tests]
     return {
-        (row.label, reference.label): Versus(test, p)
-        for (row, reference), test, p in zip(planned, tests, adjusted, strict=True)
+        (row.label, reference.label): Versus(test, raised, _interval(test, rate))
+        for (row, reference), test, raised, rate in zip(
+            planned, tests, holm(p), holm_rates(p), strict=True
+        )
     }
 
 
-def paired(row: Row, reference: Row) -> Paired | None:
+def _interval(test: Paired | None, error_rate: float) -> Interval:
+    return (math.nan, math.nan) if test is None else test.interval_at(error_rate)
+
+
+def paired(row: MethodRuns, reference: MethodRuns) -> Paired | None:
     """Differences per client over the seeds (with their partitions) that both have."""
     common = sorted(row.units.keys() & reference.units.keys())
-    scores = [(row.units[u].client_scores, reference.units[u].client_scores) for u in common]
-    ids = [a.keys() & b.keys() for a, b in scores]
+    results = [(row.units[u].client_results, reference.units[u].client_results) for u in common]
+    ids = [ours.keys() & theirs.keys() for ours, theirs in results]
     if not common or not all(ids):
         return None
     same = len({partition for _, partition in common}) == 1
@@ -168,8 +165,8 @@ def paired(row: Row, reference: Row) -> Paired | None:
         shared = set.intersection(*map(set, ids))
         same, ids = bool(shared), [shared for _ in ids] if shared else ids
     differences = [
-        [a[cid][0] - b[cid][0] for cid in sorted(chosen, key=int)]
-        for (a, b), chosen in zip(scores, ids, strict=True)
+        [ours[cid].accuracy - theirs[cid].accuracy for cid in sorted(chosen)]
+        for (ours, theirs), chosen in zip(results, ids, strict=True)
     ]
     return compare(differences, same)
 
@@ -183,13 +180,13 @@ class CostLine:
 
     parameters: float | None
     """Numbers that one client sends in one round."""
-    megabytes_up: Spread | None
+    megabytes_up: OverSeeds | None
     """Sent by the average client over the run."""
-    megabytes_down: Spread | None
-    seconds: Spread | None
-    round_seconds: Spread | None
+    megabytes_down: OverSeeds | None
+    seconds: OverSeeds | None
+    round_seconds: OverSeeds | None
     """Median over rounds without the first."""
-    training_seconds: Spread | None
+    training_seconds: OverSeeds | None
     """The same of local training alone, all clients added."""
     targets: list[TargetLine]
 
@@ -206,44 +203,43 @@ class TargetLine:
     """FedAvg's rounds over these."""
 
 
-def default_targets(group: Group) -> list[float]:
+def default_targets(group: RunGroup) -> list[float]:
     """What FedAvg, or without it every method, reached by its last round in every seed."""
     fedavg = group.named("fedavg")
     rows = group.rows if fedavg is None else [fedavg]
     runs = [run for row in rows for run in row.shown if run.curve_leads_to_result]
-    ends = [run.curve().accuracy[-1:] for run in runs]
-    return [min(lowest)] if (lowest := [a for end in ends for a in end]) else []
+    ends = [accuracy for run in runs for accuracy in run.curve().accuracy[-1:]]
+    return [min(ends)] if ends else []
 
 
-def cost_line(row: Row, targets: Sequence[float], fedavg: Row | None) -> CostLine:
+def cost_line(row: MethodRuns, targets: Sequence[float], fedavg: MethodRuns | None) -> CostLine:
     """Of one method."""
-    runs = row.shown
-    totals = [_totals(run) for run in runs if run.records]
-    rounds = [[r for r in run.records if r["kind"] == "train"] for run in runs]
-    training = [[_training(r) for r in records] for records in rounds if records]
+    runs = [run for run in row.shown if run.records]
+    rounds = [training for run in runs if (training := _training_rounds(run))]
     return CostLine(
         parameters=_parameters(runs),
-        megabytes_up=Spread.of(t["bytes_up"] for t in totals),
-        megabytes_down=Spread.of(t["bytes_down"] for t in totals),
-        seconds=Spread.of(t["seconds"] for t in totals),
-        round_seconds=Spread.of(pace([r["seconds"] for r in rs]).median for rs in rounds if rs),
-        training_seconds=Spread.of(pace(seconds).median for seconds in training),
+        megabytes_up=OverSeeds.of(
+            _megabytes(run, [r.bytes_up for r in run.records]) for run in runs
+        ),
+        megabytes_down=OverSeeds.of(
+            _megabytes(run, [r.bytes_down for r in run.records]) for run in runs
+        ),
+        seconds=OverSeeds.of(sum(r.seconds for r in run.records) for run in runs),
+        round_seconds=OverSeeds.of(pace([r.seconds for r in rs]).median for rs in rounds),
+        training_seconds=OverSeeds.of(pace(list(map(_training, rs))).median for rs in rounds),
         targets=[target_line(row, target, fedavg) for target in targets],
     )
 
 
-def target_line(row: Row, target: float, fedavg: Row | None) -> TargetLine:
+def target_line(row: MethodRuns, target: float, fedavg: MethodRuns | None) -> TargetLine:
     """Rounds, traffic and speed-up of one method on the way to an accuracy."""
     reached = [_reached(run, target) for run in row.shown]
-    sent: list[Any] = [
-        None if found is None else found.total
-        for run, t in zip(row.shown, reached, strict=True)
-        if run.records
-        for found in [_sent(run, t)]
-    ]
+    sent = [_sent(run, t) for run, t in zip(row.shown, reached, strict=True) if run.records]
+    totals = [None if traffic is None else traffic.total for traffic in sent]
     rounds = median_rounds(reached)
     base = None if fedavg is None else median_rounds([_reached(r, target) for r in fedavg.shown])
-    return TargetLine(target, rounds, median_rounds(sent) if sent else None, speed_up(base, rounds))
+    megabytes = median_rounds(totals) if totals else None
+    return TargetLine(target, rounds, megabytes, speed_up(base, rounds))
 
 
 def _reached(run: StoredRun, target: float) -> int | None:
@@ -253,41 +249,50 @@ def _reached(run: StoredRun, target: float) -> int | None:
     return rounds_to_target(curve.accuracy, target, rounds=curve.rounds)
 
 
-def _sent(run: StoredRun, reached: int | None) -> Any:
-    columns = [[r[key] for r in run.records] for key in ("bytes_up", "bytes_down", "round")]
-    up, down, rounds = columns
-    return sent_to_target(reached, up, down, rounds=rounds, participants=run.clients)
+def _sent(run: StoredRun, reached: int | None) -> Sent | None:
+    return sent_to_target(
+        reached,
+        [r.bytes_up for r in run.records],
+        [r.bytes_down for r in run.records],
+        rounds=[r.round for r in run.records],
+        participants=run.clients,
+    )
 
 
-def _totals(run: StoredRun) -> dict[str, float]:
-    """Of the whole run so far: megabytes of the average client, seconds by the clock."""
-    scale = {"bytes_up": 1e6 * run.clients, "bytes_down": 1e6 * run.clients, "seconds": 1.0}
-    return {key: sum(r[key] for r in run.records) / by for key, by in scale.items()}
+def _megabytes(run: StoredRun, sent: list[int]) -> float:
+    """Of the average client, in the whole run so far."""
+    return sum(sent) / run.clients / 1e6
 
 
-def _training(record: dict[str, Any]) -> float:
-    return float(sum(s.get("local training", 0.0) for s in record["activities"].values()))
+def _training_rounds(run: StoredRun) -> list[RoundRecord]:
+    return [record for record in run.records if record.kind == "train"]
+
+
+def _training(record: RoundRecord) -> float:
+    return sum(seconds.get("local training", 0.0) for seconds in record.activities.values())
 
 
 def _parameters(runs: list[StoredRun]) -> float | None:
     """Median over clients and rounds, from the ledger."""
     counts: list[int] = []
     for run in runs:
-        if run.paths.ledger.exists():
-            account = Account.read(run.paths.ledger)
-            size = {
-                k: sum(prod(shape) for _, shape, *_ in s.tensors) for k, s in account.sets.items()
-            }
-            for step in account.steps:
-                if step["kind"] == "train":
-                    counts += [size[g["set"]] for g in step["shared"] for _ in g["clients"]]
+        if not run.paths.ledger.exists():
+            continue
+        account = Account.read(run.paths.ledger)
+        size = {
+            number: sum(prod(tensor.shape) for tensor in shared.tensors)
+            for number, shared in account.sets.items()
+        }
+        for step in account.steps:
+            if step.kind == "train":
+                counts += [size[by.number] for by in step.shared for _ in by.clients]
     return median(counts) if counts else None
 
 
 # ------------------------------------------------------------------ clients
 
 
-ClientKey = tuple[str, str]
+ClientKey = tuple[str, int]
 """Partition and client: the same client in all seeds that share the partition."""
 
 
@@ -296,28 +301,49 @@ class GainLine:
     """A method's clients beside themselves under another method."""
 
     clients: list[ClientKey]
-    found: Gain
+    gain: Gain
 
 
-def client_means(row: Row) -> dict[ClientKey, tuple[float, int]]:
-    """Each client's accuracy, mean over the seeds with its partition, and its test rows."""
+def client_means(row: MethodRuns) -> dict[ClientKey, ClientResult]:
+    """Each client's accuracy, mean over the seeds with its partition."""
+    return mean_results([(run.partition, run.client_results) for run in row.shown])
+
+
+def newcomer_means(row: MethodRuns) -> dict[ClientKey, ClientResult]:
+    """The same of clients that joined after the training."""
+    return mean_results([(run.partition, run.newcomer_results) for run in row.shown])
+
+
+def head_means(row: MethodRuns) -> dict[str, dict[ClientKey, ClientResult]]:
+    """Single head -> the same of that head alone."""
+    heads = dict.fromkeys(head for run in row.shown for head in run.single_heads)
+    return {
+        head: mean_results([(run.partition, run.single_heads.get(head, {})) for run in row.shown])
+        for head in heads
+    }
+
+
+def mean_results(
+    runs: Sequence[tuple[str, dict[int, ClientResult]]],
+) -> dict[ClientKey, ClientResult]:
+    """Partition and clients' results of each run -> every client's mean over its runs."""
     values: dict[ClientKey, list[float]] = {}
     rows: dict[ClientKey, int] = {}
-    for run in row.shown:
-        for cid, (accuracy, n) in run.client_scores.items():
-            values.setdefault((run.partition, cid), []).append(accuracy)
-            rows[run.partition, cid] = n
-    return {key: (fmean(found), rows[key]) for key, found in values.items()}
+    for partition, results in runs:
+        for cid, result in results.items():
+            values.setdefault((partition, cid), []).append(result.accuracy)
+            rows[partition, cid] = result.rows
+    return {key: ClientResult(fmean(seeds), rows[key]) for key, seeds in values.items()}
 
 
-def on_common_seeds(row: Row, reference: Row) -> tuple[Row, Row]:
+def on_common_seeds(row: MethodRuns, reference: MethodRuns) -> tuple[MethodRuns, MethodRuns]:
     """Both with no other runs than those of seeds (with their partitions) that both ended."""
     common = sorted(row.units.keys() & reference.units.keys())
-    ours, theirs = (Row(r.label, [r.units[u] for u in common]) for r in (row, reference))
+    ours, theirs = (MethodRuns(r.label, [r.units[u] for u in common]) for r in (row, reference))
     return ours, theirs
 
 
-def gains(row: Row, reference: Row | None) -> GainLine | None:
+def gains(row: MethodRuns, reference: MethodRuns | None) -> GainLine | None:
     """Gain of every client over a reference, on the seeds both have; None without any."""
     if reference is None:
         return None
@@ -325,7 +351,11 @@ def gains(row: Row, reference: Row | None) -> GainLine | None:
     keys = [key for key in ours if key in theirs]
     if not keys:
         return None
-    found = gain(
-        [ours[k][0] for k in keys], [theirs[k][0] for k in keys], [ours[k][1] for k in keys]
+    return GainLine(
+        keys,
+        gain(
+            [ours[k].accuracy for k in keys],
+            [theirs[k].accuracy for k in keys],
+            [ours[k].rows for k in keys],
+        ),
     )
-    return GainLine(keys, found)

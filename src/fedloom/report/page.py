@@ -20,13 +20,26 @@ from fedloom.report.clients import clients_section
 from fedloom.report.collaboration import collaboration_section
 from fedloom.report.curves import curves_section
 from fedloom.report.diagnostics import diagnostics_section
-from fedloom.report.groups import Group, group
+from fedloom.report.export import csv_of, latex_of
+from fedloom.report.groups import RunGroup, group_runs
+from fedloom.report.newcomers import newcomers_section
 from fedloom.report.partition import data_of, partition_section
 from fedloom.report.runs import StoredRun, find_runs
 from fedloom.report.setup import setup_section
 from fedloom.report.summary import summary_section
 
 FindData = Callable[[StoredRun], FederatedData | str]
+TITLES = {
+    "summary": "Summary",
+    "curves": "Curves",
+    "clients": "Clients",
+    "newcomers": "Newcomers",
+    "weights": "Combination weights",
+    "diagnostics": "Diagnostics",
+    "partition": "Partition",
+    "setup": "Configuration",
+}
+"""Of the sections, by the end of their ids."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +52,43 @@ class Body:
 
 
 def report(
-    folders: Sequence[str | Path], out: str | Path = "report.html", *, targets: Sequence[float] = ()
+    folders: Sequence[str | Path],
+    out: str | Path = "report.html",
+    *,
+    targets: Sequence[float] = (),
+    csv: str | Path | None = None,
+    latex: str | Path | None = None,
 ) -> Path:
     """Write the report of run folders, or of comparison folders, to a file.
 
-    `targets`: accuracies between 0 and 1 to which rounds and megabytes are counted.
+    `targets`: accuracies between 0 and 1 to which rounds and megabytes are counted. `csv`, `latex`:
+    files for the table of methods over seeds (`fedloom.launch.tables`).
     """
     for target in targets:
         if not 0 < target <= 1:
             raise BadInput(f"a target is an accuracy between 0 and 1, not {target:g}")
-    made = body(find_runs(map(Path, folders)), targets)
-    path = Path(out)
+    runs = find_runs(map(Path, folders))
+    groups = group_runs(runs)
+    tables = {
+        ("--csv", csv): "" if csv is None else csv_of(groups),
+        ("--latex", latex): "" if latex is None else latex_of(groups),
+    }
+    text = page(body(runs, targets))
+    for (option, file), table in tables.items():
+        if file is not None:
+            _write(file, option, table)
+    return _write(out, "-o", text)
+
+
+def _write(file: str | Path, option: str, text: str) -> Path:
+    path = Path(file)
     if path.is_dir():
-        raise BadInput(f"{path} is a folder; give -o the name of a file, such as report.html")
+        raise BadInput(f"{path} is a folder; give {option} the name of a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, page(made))
+        write_atomic(path, text)
     except OSError as e:
-        raise BadInput(f"cannot write {path} ({e.strerror}); give another -o") from None
+        raise BadInput(f"cannot write {path} ({e.strerror}); give another {option}") from None
     return path
 
 
@@ -64,16 +96,20 @@ def body(
     runs: Sequence[StoredRun], targets: Sequence[float] = (), find_data: FindData = data_of
 ) -> Body:
     """Sections and charts of these runs."""
-    groups = group(runs)
+    groups = group_runs(runs)
     drawings = Drawings()
-    parts = [
-        _group_html(one, f"g{i}", drawings, targets, find_data) for i, one in enumerate(groups)
+    sections = [
+        _sections(group, f"g{i}", drawings, targets, find_data(group.first))
+        for i, group in enumerate(groups)
     ]
-    title = _title(groups)
-    return Body(title, join(_contents(groups), parts), drawings.specs)
+    parts = [
+        join(_intro(group, f"g{i}"), list(part.values()))
+        for i, (group, part) in enumerate(zip(groups, sections, strict=True))
+    ]
+    return Body(_title(groups), join(_contents(groups, sections), parts), drawings.specs)
 
 
-def page(made: Body, live: bool = False) -> str:
+def page(content: Body, live: bool = False) -> str:
     """The whole page; `live`: it asks its server for what is new."""
     style, script = asset("report.css"), asset("report.js")
     connect = "'self'" if live else "'none'"
@@ -89,18 +125,18 @@ def page(made: Body, live: bool = False) -> str:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("meta", name="generator", content="fedloom"),
-        tag("title", made.title),
+        tag("title", content.title),
         tag("style", Html(style)),
     )
     frame = tag(
         "body",
         tag("a", "Skip to the summary", href="#main", class_="skip"),
-        tag("header", tag("h1", made.title), _buttons(), _live_line() if live else None),
-        tag("main", made.main, id="main", tabindex="-1"),
+        tag("header", tag("h1", content.title), _buttons(), _live_line() if live else None),
+        tag("main", content.main, id="main", tabindex="-1"),
         tag("footer", tag("p", "Made by fedloom. Everything is in this one file.")),
         tag("div", id="tip", hidden=True),
-        tag("div", id="said", role="status", aria_live="polite", class_="unseen"),
-        tag("script", Html(script_json(made.charts)), type="application/json", id="charts"),
+        tag("div", id="announced", role="status", aria_live="polite", class_="unseen"),
+        tag("script", Html(script_json(content.charts)), type="application/json", id="charts"),
         tag("script", Html(script)),
         data_live=live,
     )
@@ -118,12 +154,12 @@ def _allowed(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def _title(groups: list[Group]) -> str:
-    runs = [run for one in groups for run in one.runs]
+def _title(groups: list[RunGroup]) -> str:
+    runs = [run for group in groups for run in group.runs]
     if len(runs) == 1:
         return f"{groups[0].rows[0].label} on {runs[0].config.data}"
     data = ", ".join(dict.fromkeys(run.config.data for run in runs))
-    methods = len({row.label for one in groups for row in one.rows})
+    methods = len({row.label for group in groups for row in group.rows})
     return f"{methods} method{'s' if methods > 1 else ''} on {data}"
 
 
@@ -139,55 +175,68 @@ def _live_line() -> Html:
     return tag("p", bar, " ", words, id="live", role="status")
 
 
-def _contents(groups: list[Group]) -> Html | None:
-    if len(groups) < 2:
-        return None
-    links = [tag("li", tag("a", _name(one), href=f"#g{i}")) for i, one in enumerate(groups)]
-    said = "These runs do not all compare, so they are shown in groups, each with its own tests:"
-    return tag("nav", tag("p", said), tag("ol", links), id="contents", aria_label="Groups")
-
-
-def _group_html(
-    one: Group, name: str, drawings: Drawings, targets: Sequence[float], find_data: FindData
-) -> Html:
-    sections = [
-        summary_section(one, name, targets),
-        curves_section(one, name, drawings),
-        clients_section(one, name, drawings),
-        collaboration_section(one, name, drawings),
-        diagnostics_section(one, name, drawings),
-        partition_section(one, name, find_data(one.first)),
-        setup_section(one, name),
+def _contents(groups: list[RunGroup], sections: list[dict[str, Html]]) -> Html:
+    """Links to all sections, by groups where there are several."""
+    links = [
+        tag("ul", [tag("li", tag("a", TITLES[key], href=f"#g{i}-{key}")) for key in part])
+        for i, part in enumerate(sections)
     ]
-    apart = f"Not comparable with the first group, because {'; '.join(one.apart)}."
-    twice = f"Given twice, shown once: {', '.join(one.repeated)}."
-    intro = tag(
+    if len(groups) == 1:
+        return tag("nav", links, id="contents", aria_label="Contents", class_="one-group")
+    why = "These runs do not all compare, so they are shown in groups, each with its own tests:"
+    items = [
+        tag("li", tag("a", group.name, href=f"#g{i}"), links[i]) for i, group in enumerate(groups)
+    ]
+    return tag("nav", tag("p", why), tag("ol", items), id="contents", aria_label="Contents")
+
+
+def _sections(
+    group: RunGroup,
+    name: str,
+    drawings: Drawings,
+    targets: Sequence[float],
+    data: FederatedData | str,
+) -> dict[str, Html]:
+    """The sections that have something to show, by the keys of TITLES."""
+    sections = {
+        "summary": summary_section(group, name, targets),
+        "curves": curves_section(group, name, drawings),
+        "clients": clients_section(group, name, drawings),
+        "newcomers": newcomers_section(group, name),
+        "weights": collaboration_section(group, name, drawings),
+        "diagnostics": diagnostics_section(group, name, drawings),
+        "partition": partition_section(group, name, data),
+        "setup": setup_section(group, name),
+    }
+    return {key: section for key, section in sections.items() if section is not None}
+
+
+def _intro(group: RunGroup, name: str) -> Html:
+    apart = f"Not comparable with the first group, because {'; '.join(group.apart)}."
+    twice = f"Given twice, shown once: {', '.join(group.repeated)}."
+    return tag(
         "section",
-        tag("h2", _name(one)),
-        tag("p", _about(one)),
-        tag("p", apart, class_="warning") if one.apart else None,
-        tag("p", twice, class_="warning") if one.repeated else None,
+        tag("h2", group.name),
+        tag("p", _about(group)),
+        tag("p", apart, class_="warning") if group.apart else None,
+        tag("p", twice, class_="warning") if group.repeated else None,
         id=name,
     )
-    return join(intro, sections)
 
 
-def _name(one: Group) -> str:
-    config = one.first.config
-    return f"{config.data}, {config.partition}, {one.first.clients} clients"
-
-
-def _about(one: Group) -> str:
-    c = one.first.config
-    seeds = sorted({run.config.seed for run in one.runs})
+def _about(group: RunGroup) -> str:
+    c = group.first.config
+    seeds = sorted({run.config.seed for run in group.runs})
     parts = [
-        f"{len(one.rows)} method{'s' if len(one.rows) > 1 else ''}",
+        f"{len(group.rows)} method{'s' if len(group.rows) > 1 else ''}",
         f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}",
-        f"{c.rounds} rounds",
+        f"{c.rounds} round{'s' if c.rounds > 1 else ''}",
         f"model {c.model}",
         f"participation {100 * c.participation:g} %",
         f"protocol {c.protocol}",
     ]
+    if c.newcomers:
+        parts.append(f"{c.newcomers} newcomer{'s' if c.newcomers > 1 else ''}")
     if c.shift:
         parts.append(f"shift {c.shift}")
     return "; ".join(parts) + "."

@@ -10,7 +10,7 @@ from fedloom.data.picture import bubble_svg, cells
 from fedloom.drawing.figures import plain_table
 from fedloom.drawing.html import Html, tag
 from fedloom.errors import FedloomError
-from fedloom.report.groups import Group
+from fedloom.report.groups import RunGroup
 from fedloom.report.runs import StoredRun
 from fedloom.runs.experiment import OBJECT, federated
 
@@ -19,7 +19,7 @@ MOST_CLIENTS = 200
 
 
 def data_of(run: StoredRun) -> FederatedData | str:
-    """The divided data of a run, or why it is not there; the network is never asked."""
+    """The divided data of a run, or why it cannot be had; nothing is ever downloaded."""
     if run.config.data == OBJECT:
         return "the data was a Python object"
     try:
@@ -32,18 +32,18 @@ def data_of(run: StoredRun) -> FederatedData | str:
     return data
 
 
-def partition_section(group: Group, name: str, data: FederatedData | str) -> Html:
+def partition_section(group: RunGroup, name: str, data: FederatedData | str) -> Html:
     """The first run's partition."""
     run = group.first
     whose = (
         "" if group.same_partition else f" of seed {run.config.seed}; other seeds have their own"
     )
-    said = f"Fingerprint {run.partition[:16]}{whose}."
+    fingerprint = f"Fingerprint {run.partition[:16]}{whose}."
     shown = _sizes(run, name, data) if isinstance(data, str) else _bubbles(data, name)
     return tag(
         "section",
         tag("h3", "Partition"),
-        tag("p", said, class_="quiet"),
+        tag("p", fingerprint, class_="quiet"),
         shown,
         id=f"{name}-partition",
     )

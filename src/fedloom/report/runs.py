@@ -1,24 +1,28 @@
-"""Run folders read back: what a run was, how far it came, and what it measured."""
+"""Run folders read back: what a run was, how far it came, and what it measured.
+
+What a protocol chose as a result is read from the summary, and the curve that leads to it from the
+records' headlines; nothing of it is decided here.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.core.evaluate import Protocol
+from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
-from fedloom.launch.start import read_config
 from fedloom.methods import describe, parse_method
+from fedloom.record import At, Chosen, Finding, Headline, RoundRecord, Score, Spread, Summary
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import find_protocol
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.journal import Journal
-from fedloom.runs.scores import Record
+from fedloom.runs.journal import read_record, read_records
+from fedloom.runs.stored import read_config
 
 Unit = tuple[int, str]
 """Seed and partition: what two runs must share to be compared client by client."""
@@ -37,41 +41,53 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class ClientResult:
+    """What one client reached."""
+
+    accuracy: float
+    rows: int
+    """On so many rows."""
+
+
+@dataclass(frozen=True)
 class StoredRun:
     """One run folder."""
 
     paths: RunPaths
     config: RunConfig
-    records: list[Record]
-    summary: Record | None
+    records: list[RoundRecord]
+    summary: Summary | None
     """None of a run that has not ended."""
     partition: str
     """Fingerprint: who holds which rows."""
     source: str
     """Fingerprint of the data."""
     sizes: list[tuple[int, int, int]]
-    """Rows of each client for training, validation and testing."""
+    """Rows of each client for training, validation and testing; newcomers come last."""
     shared_tests: list[str]
-    versions: Record
-    findings: list[Record] = field(default_factory=list)
+    versions: Mapping[str, Any]
+    findings: list[Finding] = field(default_factory=list)
+    written: str | None = None
+    """How the comparison that the run is part of calls its method."""
 
     @classmethod
     def read(cls, path: Path) -> StoredRun:
-        """The run in a folder, ended or not, also one that goes on."""
+        """The run in a folder, ended or not, also one that goes on; another format is refused."""
         paths = RunPaths(path)
         config = read_config(path)
-        divided = Partition.load(paths.partition)
+        partition = Partition.load(paths.partition)
         return cls(
             paths=paths,
             config=config,
-            records=Journal.read(paths.metrics) if paths.metrics.exists() else [],
-            summary=_json(paths.summary) if paths.summary.exists() else None,
-            partition=divided.fingerprint,
-            source=divided.source,
-            sizes=[(a, b, c) for a, b, c in divided.packed.sizes.tolist()],
-            shared_tests=list(divided.shared),
+            records=read_records(paths.metrics, RoundRecord),
+            summary=read_record(paths.summary, Summary) if paths.summary.exists() else None,
+            partition=partition.fingerprint,
+            source=partition.source,
+            sizes=[(train, val, test) for train, val, test in partition.packed.sizes.tolist()],
+            shared_tests=list(partition.shared),
             versions=_json(paths.versions) if paths.versions.exists() else {},
-            findings=Journal.read(paths.diagnostics) if paths.diagnostics.exists() else [],
+            findings=read_records(paths.diagnostics, Finding),
+            written=_labels(path.parent).get(path.name),
         )
 
     @property
@@ -81,11 +97,17 @@ class StoredRun:
 
     @cached_property
     def method(self) -> str:
-        """The expression without what is a default; of a method unknown here, as it was written."""
+        """The method without what is a default, by which a reference such as `fedavg` is
+        recognised however it was written; of a method unknown here, as it was written."""
         try:
             return describe(parse_method(self.config.method))
         except FedloomError:
-            return str((self.summary or {}).get("method", self.config.method))
+            return self.config.method
+
+    @property
+    def label(self) -> str:
+        """The method as it was written, where that is known."""
+        return self.written or self.method
 
     @property
     def clients(self) -> int:
@@ -95,100 +117,153 @@ class StoredRun:
     @property
     def done(self) -> int:
         """Rounds of training so far."""
-        return max((r["round"] for r in self.records if r["kind"] == "train"), default=0)
+        return max((r.round for r in self.records if r.kind == "train"), default=0)
 
-    @property
-    def protocol(self) -> Protocol:
-        """How the run is judged."""
-        return find_protocol(self.config.protocol)
-
-    @property
-    def value(self) -> str:
-        """The key of a round's accuracy, as clients are averaged."""
-        return "weighted" if self.protocol.average == "samples" else "mean"
+    # -------------------------------------------------------------- which model
 
     @cached_property
-    def moments(self) -> list[str]:
-        """Every "moment/split" that was scored, the one of the curve first."""
-        found = {at: None for r in self.records for at in r["scores"]}
-        return sorted(found, key=lambda at: (at != self.curve_at, at))
+    def headlines(self) -> list[tuple[RoundRecord, Headline]]:
+        """The steps that have a point on the curve."""
+        return [(r, r.headline) for r in self.records if r.headline is not None]
 
     @property
-    def curve_at(self) -> str:
-        """Which model the curve shows: of a method that adapts at the end, the one received."""
-        chosen = self.protocol
-        if chosen.on == "shared":
-            return f"shared/{chosen.split}"
-        settled = chosen.model == "global" or chosen.clients == "new" or chosen.moment == "final"
-        return f"{'received' if settled else chosen.moment}/{chosen.split}"
+    def curve_at(self) -> At | None:
+        """Which model the curve shows; None before anything was scored."""
+        return self.headlines[0][1].at if self.headlines else None
 
     @property
-    def result_at(self) -> str:
-        """Which model the result is of."""
-        chosen = self.protocol
-        adapted = f"final/{chosen.split}"
-        if chosen.clients == "new":
-            moment = "received" if chosen.moment == "received" else "adapted"
-            return f"newcomers/{moment}/{chosen.split}"
-        wanted = chosen.moment == "final" and any(adapted in r["scores"] for r in self.records)
-        return adapted if wanted else self.curve_at
+    def result_at(self) -> At | None:
+        """Which model the result is of; of a run that has not ended, the one of the curve."""
+        return self.curve_at if self.summary is None else self.summary.result.at
 
     @property
     def curve_leads_to_result(self) -> bool:
         """Are curve and result of one model? An adapted one is scored at the end only."""
         return self.result_at == self.curve_at
 
-    def curve(self, at: str | None = None) -> Curve:
-        """Accuracy after every scored round, with the time and traffic until then."""
-        found: dict[int, tuple[float, float, float]] = {}
-        seconds = sent = 0.0
-        for r in self.records:
-            seconds += r["seconds"]
-            sent += (r["bytes_up"] + r["bytes_down"]) / 1e6 / self.clients
-            if scores := r["scores"].get(at or self.curve_at):
-                found[r["round"]] = (scores[self.value], seconds, sent)
-        rows = sorted(found.items())
-        values = [[row[i] for _, row in rows] for i in range(3)]
-        return Curve([t for t, _ in rows], *values)
+    @property
+    def on_shared_tests(self) -> bool:
+        """Are the "clients" of the result test sets that belong to nobody?"""
+        return self.result_at is not None and self.result_at.group == "shared tests"
+
+    @cached_property
+    def weighted(self) -> bool:
+        """Do clients count by their rows?"""
+        if self.summary is not None:
+            return self.summary.result.average == "samples"
+        return find_protocol(self.config.protocol).average == "samples"
+
+    @cached_property
+    def scored(self) -> dict[At, int]:
+        """Every model that was scored, the curve's first -> in how many steps."""
+        steps: dict[At, int] = {} if self.curve_at is None else {self.curve_at: 0}
+        for record in self.records:
+            for score in record.scores:
+                steps[score.at] = steps.get(score.at, 0) + 1
+        return steps
+
+    # -------------------------------------------------------------- numbers
+
+    def curve(self, at: At | None = None) -> Curve:
+        """Accuracy after every scored round, with the time and traffic until then; `at`: of
+        another model than that of the run's own curve."""
+        points: dict[int, tuple[float, float, float]] = {}
+        seconds = megabytes = 0.0
+        for record in self.records:
+            seconds += record.seconds
+            megabytes += (record.bytes_up + record.bytes_down) / 1e6 / self.clients
+            value = self._value(record, at or self.curve_at)
+            if value is not None:
+                points[record.round] = (value, seconds, megabytes)
+        in_order = sorted(points.items())
+        columns = [[point[i] for _, point in in_order] for i in range(3)]
+        return Curve([t for t, _ in in_order], *columns)
+
+    def _value(self, record: RoundRecord, at: At | None) -> float | None:
+        """The number of one step, as clients are averaged."""
+        if record.headline is not None and record.headline.at == at:
+            return record.headline.value
+        score = None if at is None else record.score(at)
+        if score is None:
+            return None
+        return self.mean(_results(score, self.metric))
+
+    def mean(self, results: Mapping[int, ClientResult]) -> float | None:
+        """Over clients, which count as in the run's result; None of none."""
+        if not results:
+            return None
+        values, rows = zip(*((r.accuracy, r.rows) for r in results.values()), strict=True)
+        spread = Spread.of(values, rows)
+        return spread.weighted if self.weighted else spread.mean
+
+    @property
+    def metric(self) -> str:
+        """What the numbers are."""
+        return self.headlines[0][1].metric if self.headlines else "accuracy"
 
     @property
     def accuracy(self) -> float | None:
         """The run's result as its protocol chose it; of an unfinished run, the newest number."""
         if self.summary is not None:
-            return float(self.summary["accuracy"])
-        so_far = self.curve().accuracy
-        return so_far[-1] if so_far else None
+            return self.summary.result.value
+        return self.headlines[-1][1].value if self.headlines else None
 
     @cached_property
-    def client_scores(self) -> dict[str, tuple[float, int]]:
-        """Client -> (accuracy, test rows) at the rounds the result is of."""
-        scored = [(r["round"], s) for r in self.records if (s := r["scores"].get(self.result_at))]
-        rows = {cid: n for _, scores in scored for cid, n in scores["n"].items()}
-        chosen = self._chosen([s for _, s in scored], [t for t, _ in scored])
-        best_of_each = self.protocol.select == "best_test_per_client" and self.summary is not None
-        found: dict[str, tuple[float, int]] = {}
-        for cid, n in rows.items():
-            values = [s["clients"][cid] for s in chosen if cid in s["clients"]]
-            if values:
-                whole = max(values) if best_of_each else sum(values) / len(values)
-                found[cid] = (whole, n)
-        return found
+    def client_results(self) -> dict[int, ClientResult]:
+        """Every client at the rounds the result is of; of an unfinished run, at the newest."""
+        if self.summary is not None:
+            return _results(self.summary.result)
+        if not self.headlines:
+            return {}
+        record, headline = self.headlines[-1]
+        return _results(record.score(headline.at), headline.metric)
 
-    def _chosen(self, scored: list[Record], rounds: list[int]) -> list[Record]:
-        """The scores the result was made of (`runs.scores.result`)."""
-        if self.summary is None or not scored:
-            return scored[-1:]
-        if self.protocol.select == "best_test_per_client":
-            return scored
-        if self.protocol.select == "mean_of_five_best_test":
-            return sorted(scored, key=lambda s: s[self.value])[-5:]
-        selected = self.summary["selected"]
-        return [s for t, s in zip(rounds, scored, strict=True) if t == selected][-1:]
+    @cached_property
+    def newcomer_results(self) -> dict[int, ClientResult]:
+        """Every client that joined after the training."""
+        return _results(None if self.summary is None else self.summary.newcomers)
+
+    @cached_property
+    def newcomers_as_received(self) -> dict[int, ClientResult]:
+        """The same clients with what the server sends, before they trained or tuned anything."""
+        if self.summary is None or self.summary.newcomers is None:
+            return {}
+        at = replace(self.summary.newcomers.at, moment="received")
+        scores = [score for r in self.records if (score := r.score(at)) is not None]
+        return _results(scores[-1] if scores else None, self.metric)
+
+    @cached_property
+    def single_heads(self) -> dict[str, dict[int, ClientResult]]:
+        """Head -> what it scores alone at every client: the moment of the result, in the last of
+        the rounds the result is of."""
+        at = self.result_at
+        if at is None:
+            return {}
+        last = (
+            self.headlines[-1][0].round if self.summary is None else self.summary.result.rounds[-1]
+        )
+        return {
+            score.at.model: _results(score, self.metric)
+            for record in self.records
+            if record.round == last
+            for score in record.scores
+            if score.at.model not in (PERSONAL, GLOBAL) and replace(score.at, model=at.model) == at
+        }
 
 
-def find_runs(given: Iterable[Path]) -> list[StoredRun]:
+def _results(of: Chosen | Score | None, metric: str = "") -> dict[int, ClientResult]:
+    if of is None:
+        return {}
+    values = of.values if isinstance(of, Chosen) else of.metrics[metric]
+    return {
+        cid: ClientResult(value, rows)
+        for cid, value, rows in zip(of.clients, values, of.rows, strict=True)
+    }
+
+
+def find_runs(paths: Iterable[Path]) -> list[StoredRun]:
     """The runs of these folders: run folders, or folders of comparisons."""
-    folders = [run for path in given for run in _run_folders(path)]
+    folders = [run for path in paths for run in _run_folders(path)]
     if not folders:
         raise BadInput("a report needs at least one run folder")
     return [StoredRun.read(path) for path in dict.fromkeys(folders)]
@@ -203,10 +278,15 @@ def _run_folders(path: Path) -> list[Path]:
             f"there is no run in {path}: neither it nor a folder in it has a config.json;"
             " check the path"
         )
-    asked = _json(path / "comparison.json") if (path / "comparison.json").exists() else {}
-    order = [Path(run).name for m in asked.get("methods", ()) for run in m["runs"]]
-    place = {name: i for i, name in enumerate(order)}
+    place = {name: i for i, name in enumerate(_labels(path))}
     return sorted(inside, key=lambda p: (place.get(p.name, len(place)), p.name))
+
+
+def _labels(comparison: Path) -> dict[str, str]:
+    """Names of a comparison's run folders, in its order -> methods as they were written."""
+    file = comparison / "comparison.json"
+    methods = _json(file).get("methods", ()) if file.exists() else ()
+    return {Path(seed["run"]).name: row["method"] for row in methods for seed in row["seeds"]}
 
 
 def _json(file: Path) -> Any:

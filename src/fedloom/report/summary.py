@@ -8,12 +8,12 @@ from typing import Literal
 
 from fedloom.drawing.html import Html, join, tag
 from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, p_value, percent, points
-from fedloom.report.curves import moment_name
-from fedloom.report.groups import Group, Row
+from fedloom.launch.tables import OverSeeds, to_csv, to_latex
+from fedloom.report.curves import model_name
+from fedloom.report.groups import MethodRuns, RunGroup
 from fedloom.report.numbers import (
     AccuracyLine,
     CostLine,
-    Spread,
     Versus,
     accuracy_line,
     best_row,
@@ -22,28 +22,40 @@ from fedloom.report.numbers import (
     default_targets,
 )
 
+Lines = dict[str, AccuracyLine]
+"""By the method's label."""
+Tests = dict[tuple[str, str], Versus]
+"""(method, reference) -> how they differ."""
 POOLING = (
     "Clients are not pooled over seeds: all clients of a seed share its luck, so a t test on all"
     " values of seeds and clients would call far too many chance differences real. The best method"
     " is chosen on the same numbers it is then compared on; read differences with the interval"
     " beside them."
 )
+WORST_BY_CHANCE = (
+    "What the worst client would be expected to reach if all clients were served equally well, so"
+    " that they differ only by the luck of their few test rows. A worst client far below it is"
+    " served worse than others; one near it may just be unlucky."
+)
+WITHOUT_NOISE = (
+    "How much clients really differ: the deviation beside it less what the luck of finite test rows"
+    " alone would add, in points. 0: luck explains all of it."
+)
 
 
-def summary_section(group: Group, name: str, targets: Sequence[float] = ()) -> Html:
+def summary_section(group: RunGroup, name: str, targets: Sequence[float] = ()) -> Html:
     """Accuracy with its tests, fairness, cost."""
     best, fedavg = best_row(group), group.named("fedavg")
-    references = [r for r in (best, fedavg) if r is not None]
-    references = list({r.label: r for r in references}.values())
-    found = comparisons(group, references)
-    weighted = group.first.value == "weighted"
+    references = {row.label: row for row in (best, fedavg) if row is not None}
+    tests = comparisons(group, list(references.values()))
     lines = {row.label: accuracy_line(row) for row in group.rows}
     return tag(
         "section",
         tag("h3", "Summary"),
-        _in_short(group, best, lines, found),
-        _accuracy_table(group, name, lines, references, found),
-        _tests(found, weighted),
+        _in_short(group, best, lines, tests),
+        _accuracy_table(group, name, lines, list(references.values()), tests),
+        _how_tested(tests, group.first.weighted),
+        _files(group, name),
         _fairness_table(group, name, lines),
         _cost_tables(group, name, list(targets) or default_targets(group), fedavg),
         _other_models(group),
@@ -51,7 +63,7 @@ def summary_section(group: Group, name: str, targets: Sequence[float] = ()) -> H
     )
 
 
-def state_of(row: Row) -> str:
+def state_of(row: MethodRuns) -> str:
     """What a reader must know of a row's runs before believing its numbers."""
     open_runs = [run for run in row.runs if run.summary is None]
     if not open_runs:
@@ -60,129 +72,186 @@ def state_of(row: Row) -> str:
     return f"unfinished: {at}"
 
 
-def method_cell(row: Row) -> Cell:
+def method_cell(row: MethodRuns) -> Cell:
     """A row's header, with a mark if it is unfinished."""
     state = state_of(row)
     mark = tag("span", state, class_="badge") if state else None
     return Cell(join(tag("span", row.label, class_="method"), mark), row.label)
 
 
-def _in_short(
-    group: Group,
-    best: Row | None,
-    lines: dict[str, AccuracyLine],
-    found: dict[tuple[str, str], Versus],
-) -> Html | None:
+def _in_short(group: RunGroup, best: MethodRuns | None, lines: Lines, tests: Tests) -> Html | None:
     if best is None:
         return tag("p", "No run has ended yet; the numbers are those of the newest round.")
     top = lines[best.label].accuracy
     assert top is not None  # a best row has a mean
-    seeds = len(best.ended)
-    said: list[object] = [
+    seeds = f"{len(best.ended)} seed{'s' if len(best.ended) > 1 else ''}"
+    verb = "has the highest accuracy," if len(group.rows) > 1 else "reached"
+    sentence: list[object] = [
         tag("strong", best.label),
-        f" has the highest accuracy, {percent(top).text} % over {seeds} seed"
-        f"{'s' if seeds > 1 else ''}"
-        if len(group.rows) > 1
-        else f" reached {percent(top).text} % over {seeds} seed{'s' if seeds > 1 else ''}",
+        f" {verb} {top.percent()} % over {seeds}",
     ]
-    tests = [v for (_, reference), v in found.items() if reference == best.label and v.test]
-    clear = sum(v.holm < 0.05 for v in tests)
-    if tests and all(math.isnan(v.holm) for v in tests):
-        said.append("; with one seed nothing can be said about chance")
-    elif tests:
-        said.append(
-            f"; {clear} of {len(tests)} other methods differ from it by more than chance (Holm,"
+    against = [v for (_, reference), v in tests.items() if reference == best.label and v.test]
+    clear = sum(versus.holm < 0.05 for versus in against)
+    if against and all(math.isnan(versus.holm) for versus in against):
+        sentence.append("; with one seed nothing can be said about chance")
+    elif against:
+        sentence.append(
+            f"; {clear} of {len(against)} other methods differ from it by more than chance (Holm,"
             " 5 %)"
         )
-    return tag("p", *said, ".", class_="lead")
+    return tag("p", *sentence, ".", class_="lead")
 
 
 def _accuracy_table(
-    group: Group,
-    name: str,
-    lines: dict[str, AccuracyLine],
-    references: list[Row],
-    found: dict[tuple[str, str], Versus],
+    group: RunGroup, name: str, lines: Lines, references: list[MethodRuns], tests: Tests
 ) -> Html:
-    weighted = group.first.value == "weighted"
+    weighted = group.first.weighted
     result = f"{_model_of(group, 'result_at')}; protocol {group.first.config.protocol}"
     over = "weighted by test rows" if weighted else "clients count alike"
-    against = "difference in points, 95 % interval, p after Holm"
+    against = (
+        "difference in points with its interval, which leaves out 0 exactly where p is below 5 %;"
+        " p after Holm"
+    )
     against += ", unweighted over clients" if weighted else ""
+    joined = "clients that took no part in the training, after they joined"
+    compared = references if len(group.rows) > 1 else []
     columns = [
         Column("Method", numeric=False),
         Column("Seeds", "runs that ended"),
         Column("Accuracy %", f"{result}; {over}; mean ± deviation over seeds", "high"),
-        *(Column(f"Against {r.label}", against) for r in references if len(group.rows) > 1),
+        *(Column(f"Against {row.label}", against) for row in compared),
         Column("Worst client %", f"the lowest accuracy of any client; {result}", "high"),
         Column("Worst tenth %", f"mean of the worst tenth of clients; {result}", "high"),
+        Column("Newcomers %", joined, "high"),
     ]
     rows = [
         [
             method_cell(row),
             Cell(str(len(row.ended)), len(row.ended)),
             percent((line := lines[row.label]).accuracy),
-            *(_against(row, r, found) for r in references if len(group.rows) > 1),
+            *(_against(row, reference, tests) for reference in compared),
             percent(line.worst),
             percent(line.worst_decile),
+            percent(line.newcomers),
         ]
         for row in group.rows
     ]
-    caption = "Accuracy, mean ± standard deviation over seeds; the best in bold"
-    ended = [bool(row.ended) for row in group.rows]
-    return html_table(f"{name}-accuracy", caption, columns, rows, bold=ended)
+    seeds = ", mean ± standard deviation over seeds" if _several_seeds(group) else ""
+    caption = f"Accuracy{seeds}{'; the best in bold' if len(group.rows) > 1 else ''}"
+    return _method_table(group, f"{name}-accuracy", caption, columns, rows, ["Newcomers %"])
 
 
-def _against(row: Row, reference: Row, found: dict[tuple[str, str], Versus]) -> Cell:
+def _several_seeds(group: RunGroup) -> bool:
+    return any(len(row.shown) > 1 for row in group.rows)
+
+
+def _method_table(
+    group: RunGroup,
+    name: str,
+    caption: str,
+    columns: list[Column],
+    rows: list[list[Cell]],
+    optional: Sequence[str] = (),
+) -> Html:
+    """A row for every method; `optional` columns are left out where no method has a number."""
+    shown = [
+        i
+        for i, column in enumerate(columns)
+        if column.head not in optional or any(row[i].sort is not None for row in rows)
+    ]
+    return html_table(
+        name,
+        caption,
+        [columns[i] for i in shown],
+        [[row[i] for i in shown] for row in rows],
+        bold=[bool(row.ended) for row in group.rows],
+    )
+
+
+def _against(row: MethodRuns, reference: MethodRuns, tests: Tests) -> Cell:
     """The difference with its interval and p; a pair that was tested the other way is turned."""
     sign = 1.0
-    versus = found.get((row.label, reference.label))
+    versus = tests.get((row.label, reference.label))
     if versus is None:
-        sign, versus = -1.0, found.get((reference.label, row.label))
+        sign, versus = -1.0, tests.get((reference.label, row.label))
     if versus is None or row is reference:
         return Cell(NONE)
     if versus.test is None:
         return Cell("no common seed")
-    low, high = sorted(sign * end for end in versus.test.interval)
     mean = sign * versus.test.mean
     if math.isnan(versus.test.p):
         return Cell(f"{points(mean)} (no test)", mean)
+    low, high = sorted(sign * end for end in versus.interval)
     mark = " *" if versus.holm < 0.05 else ""
-    sure = tag("small", f"p {p_value(versus.holm)}{mark}")
-    return Cell(join(f"{points(mean)} [{points(low)}, {points(high)}]", tag("br"), sure), mean)
+    p = tag("small", f"p {p_value(versus.holm)}{mark}")
+    return Cell(join(f"{points(mean)} [{points(low)}, {points(high)}]", tag("br"), p), mean)
 
 
-def _tests(found: dict[tuple[str, str], Versus], weighted: bool) -> Html | None:
-    said = list(dict.fromkeys(v.test.test for v in found.values() if v.test is not None))
-    if not said:
+def _how_tested(tests: Tests, weighted: bool) -> Html | None:
+    names = list(dict.fromkeys(v.test.test for v in tests.values() if v.test is not None))
+    if not names:
         return None
-    tested = any(v.test and not math.isnan(v.test.p) for v in found.values())
+    tested = any(v.test and not math.isnan(v.test.p) for v in tests.values())
     holm = (
-        f" Holm's correction over all {len(found)} comparisons; * is p below 5 %." if tested else ""
+        f" Holm's correction over all {len(tests)} comparisons; * is p below 5 %. The intervals are"
+        " of the same procedure, each at the error rate its comparison was tested at, so they leave"
+        " out 0 exactly where p is below 5 %."
+        if tested
+        else ""
     )
     unweighted = "; unweighted over clients, unlike the accuracies" if weighted else ""
     return tag(
         "div",
-        tag("p", "Test: ", "; ".join(said), unweighted, ".", holm),
+        tag("p", "Test: ", "; ".join(names), unweighted, ".", holm),
         tag("p", POOLING),
         class_="quiet",
     )
 
 
-def _fairness_table(group: Group, name: str, lines: dict[str, AccuracyLine]) -> Html:
+def _files(group: RunGroup, name: str) -> Html | None:
+    """The comparison in forms that other programs read; methods without a result are not in it."""
+    results = group.results
+    if not results:
+        return None
+    files = {"csv": to_csv(results), "tex": to_latex(results)}
+    return tag(
+        "details",
+        tag("summary", "The comparison as CSV and LaTeX"),
+        tag(
+            "p", "With every seed's result; shares are between 0 and 1 in the CSV.", class_="quiet"
+        ),
+        [
+            tag(
+                "div",
+                tag("pre", tag("code", text), id=f"{name}-file-{ending}", tabindex="0"),
+                class_="commands file",
+                data_copy=f"{name}-file-{ending}",
+                data_save=f"comparison.{ending}",
+            )
+            for ending, text in files.items()
+        ],
+        id=f"{name}-files",
+        class_="data",
+    )
+
+
+def _fairness_table(group: RunGroup, name: str, lines: Lines) -> Html:
     five = "mean of the five highest rounds, chosen on test rows: "
     chance = max((v.by_chance for v in lines.values() if not math.isnan(v.by_chance)), default=0.0)
     model = _model_of(group, "curve_at")
     lifted = f"{five}noise alone lifts it by {chance:.1f} deviations; {model}"
     last = f"mean of the last ten scored rounds, which nobody chose; {model}"
-    columns = [
-        Column("Method", numeric=False),
+    of_rounds = [
         Column("Five best rounds %", lifted, "high"),
         Column("… of worst client %", f"{five}of the lowest client of each; {model}", "high"),
         Column("Last ten rounds %", last, "high"),
+    ]
+    columns = [
+        Column("Method", numeric=False),
+        *of_rounds,
         Column("Deviation over clients", "in points, over K", "low"),
-        Column("… without noise", "what finite test sets add is taken off", "low"),
-        Column("Worst by chance %", "expected lowest if all clients were served equally well"),
+        Column("… without noise", WITHOUT_NOISE, "low"),
+        Column("Worst by chance %", WORST_BY_CHANCE),
         Column("Jain", "(Σa)² / (K Σa²): 1 is even", "high"),
         Column("Gini", "0 is even", "low"),
     ]
@@ -200,13 +269,15 @@ def _fairness_table(group: Group, name: str, lines: dict[str, AccuracyLine]) -> 
         ]
         for row in group.rows
     ]
-    ended = [bool(row.ended) for row in group.rows]
-    caption = "Best rounds, and how evenly clients are served"
-    table = html_table(f"{name}-fairness", caption, columns, rows, bold=ended)
+    caption = "How evenly clients are served, and, where enough rounds were scored, best rounds"
+    too_few = [column.head for column in of_rounds]
+    table = _method_table(group, f"{name}-fairness", caption, columns, rows, too_few)
     return tag("div", tag("h4", "Rounds and fairness"), table)
 
 
-def _cost_tables(group: Group, name: str, targets: list[float], fedavg: Row | None) -> Html:
+def _cost_tables(
+    group: RunGroup, name: str, targets: list[float], fedavg: MethodRuns | None
+) -> Html:
     lines = [cost_line(row, targets, fedavg) for row in group.rows]
     columns = [
         Column("Method", numeric=False),
@@ -233,39 +304,41 @@ def _cost_tables(group: Group, name: str, targets: list[float], fedavg: Row | No
         [method_cell(row), *_cost_cells(line, fedavg is not None)]
         for row, line in zip(group.rows, lines, strict=True)
     ]
-    ended = [bool(row.ended) for row in group.rows]
-    table = html_table(f"{name}-cost", "Cost", columns, rows, bold=ended)
-    told = (
-        "what FedAvg reached by its last round in every seed"
-        if fedavg is not None
-        else "what every method reached by its last round in every seed"
-    )
+    whose = "FedAvg" if fedavg is not None else "every method"
     note = (
-        f"The target is {told} unless --target gives one. A dash: never reached, or the result is"
-        " of another model than the curve."
+        f"The target is what {whose} reached by its last round in every seed, unless --target gives"
+        " one. A dash: never reached, or the result is of another model than the curve."
     )
     return tag(
-        "div", tag("h4", "Cost, and the way to a target"), table, tag("p", note, class_="quiet")
+        "div",
+        tag("h4", "Cost, and the way to a target"),
+        _method_table(group, f"{name}-cost", "Cost", columns, rows),
+        tag("p", note, class_="quiet"),
     )
 
 
-def _model_of(group: Group, which: Literal["curve_at", "result_at"]) -> str:
+def _model_of(group: RunGroup, which: Literal["curve_at", "result_at"]) -> str:
     """For hints: the models that a column is of."""
-    runs = [run for row in group.rows for run in row.shown]
-    return f"model {', or '.join(dict.fromkeys(moment_name(getattr(r, which)) for r in runs))}"
+    keys = [getattr(run, which) for row in group.rows for run in row.shown]
+    names = dict.fromkeys(model_name(at) for at in keys if at is not None)
+    return f"model {', or '.join(names)}"
 
 
-def _other_models(group: Group) -> Html | None:
+def _other_models(group: RunGroup) -> Html | None:
     """Whose curve and result are of two models, which do not belong side by side."""
     apart = [row for row in group.rows if not row.shown[0].curve_leads_to_result]
     if not apart:
         return None
     run = apart[0].shown[0]
+    assert run.result_at is not None  # it differs from the curve's
+    curve = (
+        "" if run.curve_at is None else f"; the curve is of the model {model_name(run.curve_at)}"
+    )
     note = (
         f"Of {', '.join(row.label for row in apart)}, accuracy, worst clients and fairness are of"
-        f" the model {moment_name(run.result_at)}, which is not scored along the way; the curve is"
-        f" of the model {moment_name(run.curve_at)}. Best and last rounds and the way to a target"
-        " would be those of the curve's model, so they are left out."
+        f" the model {model_name(run.result_at)}, which is not scored along the way{curve}."
+        " Best and last rounds and the way to a target would be those of the curve's model, so"
+        " they are left out."
     )
     return tag("p", note, class_="quiet")
 
@@ -286,5 +359,5 @@ def _cost_cells(line: CostLine, with_speed_up: bool) -> list[Cell]:
     return cells
 
 
-def _mean(found: Spread | None, digits: int) -> Cell:
-    return number(None if found is None else found.mean, digits)
+def _mean(value: OverSeeds | None, digits: int) -> Cell:
+    return number(None if value is None else value.mean, digits)

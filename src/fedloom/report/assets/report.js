@@ -65,15 +65,15 @@
     const rough = (high - low) / Math.max(1, about);
     const power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough);
-    const found = [];
-    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(+(k * step).toPrecision(12));
-    return found;
+    const values = [];
+    for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) values.push(+(k * step).toPrecision(12));
+    return values;
   };
   const scale = (low, high, from, to) => (v) => from + ((v - low) / (high - low || 1)) * (to - from);
   const ends = (values, room = 0) => {
-    const there = values.filter((v) => v !== null && v !== undefined);
-    if (!there.length) return [0, 1];
-    let low = Math.min(...there), high = Math.max(...there);
+    const known = values.filter((v) => v !== null && v !== undefined);
+    if (!known.length) return [0, 1];
+    let low = Math.min(...known), high = Math.max(...known);
     if (low === high) { low -= Math.abs(low) * .05 || .5; high += Math.abs(high) * .05 || .5; }
     const more = (high - low) * room;
     return [low - more, high + more];
@@ -82,42 +82,43 @@
   // ---------------------------------------------------------------- tooltip
 
   const tip = document.getElementById("tip");
-  const said = document.getElementById("said");
+  // Read aloud by screen readers.
+  const announced = document.getElementById("announced");
   const showTip = (words, x, y, aloud) => {
     tip.textContent = words;
     tip.hidden = false;
     const wide = tip.offsetWidth, tall = tip.offsetHeight;
     tip.style.left = `${Math.max(4, Math.min(innerWidth - wide - 4, x + 14))}px`;
     tip.style.top = `${y - tall - 12 > 4 ? y - tall - 12 : y + 16}px`;
-    if (aloud) said.textContent = words.replaceAll("\n", ", ");
+    if (aloud) announced.textContent = words.replaceAll("\n", ", ");
   };
   const hideTip = () => { tip.hidden = true; };
   addEventListener("scroll", hideTip, { passive: true });
   addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
 
-  // A chart that can be read point by point: `near(x, y)` and `move(at, key)` give a place, `tell`
-  // its words, position and mark.
   const nearest = (places, x, y) => places.reduce((best, p) => {
     const d = (p.x - x) ** 2 + (p.y - y) ** 2;
     return best === null || d < best.d ? { d, p } : best;
   }, null)?.p ?? null;
 
+  // A chart that can be read point by point: `near(x, y)` and `move(at, key)` give a place, `tell`
+  // its words, position and mark.
   const readable = (plot, title, { near, move, tell }) => {
     let at = null;
     plot.setAttribute("tabindex", "0");
     plot.setAttribute("role", "group");
     plot.setAttribute("aria-roledescription", "chart");
     plot.setAttribute("aria-label", `${title}. Arrow keys read the values.`);
-    const mark = el("g", { "aria-hidden": "true" });
+    const mark = el("g", { "aria-hidden": "true", class: "reading" });
     plot.append(mark);
     const show = (place, aloud) => {
       at = place;
       mark.replaceChildren();
       if (place === null) return hideTip();
-      const found = tell(place);
+      const point = tell(place);
       const box = plot.getBoundingClientRect(), zoom = box.width / plot.viewBox.baseVal.width;
-      mark.append(found.mark);
-      showTip(found.words, box.left + found.x * zoom, box.top + found.y * zoom, aloud);
+      mark.append(point.mark);
+      showTip(point.words, box.left + point.x * zoom, box.top + point.y * zoom, aloud);
     };
     plot.addEventListener("pointermove", (event) => {
       const box = plot.getBoundingClientRect(), zoom = plot.viewBox.baseVal.width / box.width;
@@ -172,9 +173,9 @@
     box.append(html("div", { class: "controls" }, ...legend(name, keys, marker, () => { draw(name); refocus(); })));
   };
   // Drawing anew replaces the button that was pressed; the keyboard must stay where it was.
-  let wanted = null;
-  const refocus = () => { if (wanted) document.getElementById(wanted)?.focus(); };
-  addEventListener("focusin", (event) => { wanted = event.target.id || null; });
+  let lastFocused = null;
+  const refocus = () => { if (lastFocused) document.getElementById(lastFocused)?.focus(); };
+  addEventListener("focusin", (event) => { lastFocused = event.target.id || null; });
 
   // ---------------------------------------------------------------- lines
 
@@ -481,14 +482,99 @@
         const direction = now === "ascending" ? -1 : now === "descending" ? 1 : upFirst ? 1 : -1;
         chosen.sort[table.id] = [i, direction];
         sortBy(table, i, direction);
-        said.textContent = `sorted by ${button.textContent}, ${direction > 0 ? "ascending" : "descending"}`;
+        announced.textContent = `sorted by ${button.textContent}, ${direction > 0 ? "ascending" : "descending"}`;
       });
     });
     if (chosen.sort[table.id]) sortBy(table, ...chosen.sort[table.id]);
   };
 
+  // What a header means, on hovering, on focus and so also on a tap; `title` is for pages without
+  // scripts.
+  const enhanceHint = (node) => {
+    const hint = node.title;
+    node.removeAttribute("title");
+    node.dataset.hint = "";
+    node.setAttribute("aria-description", hint);
+    const show = () => { const box = node.getBoundingClientRect(); showTip(hint, box.left, box.top, false); };
+    node.addEventListener("pointerenter", show);
+    node.addEventListener("focus", show);
+    node.addEventListener("pointerleave", hideTip);
+    node.addEventListener("blur", hideTip);
+  };
+
+  // A box that is wider than the screen says so until it has been moved.
+  const enhanceScroll = (box) => {
+    const measure = () => box.classList.toggle("more", !("moved" in box.dataset) && box.scrollWidth > box.clientWidth + 4);
+    new ResizeObserver(measure).observe(box);
+    box.addEventListener("scroll", () => { if (box.scrollLeft > 8) { box.dataset.moved = ""; measure(); } }, { passive: true });
+  };
+
+  // ---------------------------------------------------------------- downloads
+
+  const save = (name, type, words) => {
+    const address = URL.createObjectURL(new Blob([words], { type }));
+    const link = html("a", { href: address, download: name });
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 10000);
+  };
+  const csvOf = (table) => {
+    const quoted = (words) => (/[",\n]/.test(words) ? `"${words.replaceAll('"', '""')}"` : words);
+    const plain = (cell) => cell.innerText.replaceAll("−", "-").replace(/^–$/, "").replaceAll("\n", " ").trim();
+    return [...table.rows].map((row) => [...row.cells].map((cell) => quoted(plain(cell))).join(",")).join("\n") + "\n";
+  };
+  const addCsvButton = (table) => {
+    const button = html("button", { type: "button", class: "save", id: `${table.id}-csv`, "aria-label": `Download as CSV: ${table.caption.textContent}` }, "CSV");
+    button.addEventListener("click", () => save(`${table.id}.csv`, "text/csv", csvOf(table)));
+    table.caption.querySelector("span").append(" ", button);
+  };
+
+  // A drawing that looks the same without this page's styles: they are written into its elements.
+  const STYLES = ["fill", "fill-opacity", "stroke"], LINE_STYLES = ["stroke-width", "stroke-dasharray", "stroke-linejoin", "paint-order"], TEXT_STYLES = ["font-size", "font-family", "text-anchor"];
+  const svgOf = (plot, keys) => {
+    const view = plot.viewBox.baseVal;
+    const [wide, tall] = view?.width ? [view.width, view.height] : [plot.clientWidth, plot.clientHeight];
+    const copy = plot.cloneNode(true), lines = keys.length * 18;
+    copy.querySelectorAll(".reading").forEach((mark) => mark.remove());
+    keys.forEach((key, i) => {
+      const y = tall + 18 * i + 4, sign = key.querySelector("svg").cloneNode(true);
+      sign.setAttribute("x", 12);
+      sign.setAttribute("y", y);
+      copy.append(sign, text(44, y + 10, key.textContent));
+    });
+    const paper = el("rect", { width: wide, height: tall + lines + 8, class: "paper" });
+    copy.prepend(paper);
+    for (const name of ["tabindex", "role", "aria-label", "aria-roledescription"]) copy.removeAttribute(name);
+    for (const [key, value] of Object.entries({ xmlns: SVG, width: wide, height: tall + lines + 8, viewBox: `0 0 ${wide} ${tall + lines + 8}` })) copy.setAttribute(key, value);
+    const stage = html("div", { class: "chart unseen" }, copy); // styles exist only within the page
+    document.body.append(stage);
+    for (const node of copy.querySelectorAll("*")) {
+      const style = getComputedStyle(node);
+      const names = [...STYLES, ...(style.stroke === "none" ? [] : LINE_STYLES), ...(node.nodeName === "text" ? TEXT_STYLES : [])];
+      for (const name of names) node.setAttribute(name, style.getPropertyValue(name));
+    }
+    stage.remove();
+    copy.querySelectorAll("[class]").forEach((node) => node.removeAttribute("class"));
+    copy.removeAttribute("class");
+    return new XMLSerializer().serializeToString(copy);
+  };
+  const addSvgButton = (box, name, keys) => {
+    const button = html("button", { type: "button", class: "save", id: `${name}-svg`, "aria-label": `Download as SVG: ${box.closest("figure").querySelector("figcaption strong").textContent}` }, "SVG");
+    button.addEventListener("click", () => save(`${name}.svg`, "image/svg+xml", svgOf(box.querySelector("svg.plot, :scope > svg"), keys())));
+    box.closest("figure").append(button);
+  };
+  const keysOf = (box) => {
+    const group = charts[box.id].group;
+    const bar = group ? document.querySelector(`[data-controls="${CSS.escape(group)}"]`) : box;
+    return [...bar.querySelectorAll("button.key[aria-pressed='true'], span.key")];
+  };
+
   const enhance = (root) => {
     root.querySelectorAll("table.sortable").forEach(enhanceTable);
+    root.querySelectorAll("table").forEach(addCsvButton);
+    root.querySelectorAll("th [title], th[title]").forEach(enhanceHint);
+    root.querySelectorAll(".scroll").forEach(enhanceScroll);
+    root.querySelectorAll(".chart").forEach((box) => addSvgButton(box, box.id, () => keysOf(box)));
+    root.querySelectorAll(".picture").forEach((box) => addSvgButton(box, box.closest("section").id, () => []));
     root.querySelectorAll("[data-controls]").forEach((bar) => {
       const group = bar.dataset.controls, spec = Object.values(charts).find((c) => c.group === group);
       if (!spec) return;
@@ -519,7 +605,13 @@
           getSelection().selectAllChildren(code); // where scripts may not write the clipboard
         }
       });
-      box.prepend(button);
+      const buttons = html("div", { class: "buttons" }, button);
+      if (box.dataset.save) {
+        const download = html("button", { type: "button", id: `${box.dataset.copy}-save` }, "Download");
+        download.addEventListener("click", () => save(box.dataset.save, "text/plain", document.getElementById(box.dataset.copy).textContent));
+        buttons.append(download);
+      }
+      box.prepend(buttons);
     });
     root.querySelectorAll(".chart").forEach((box) => { if (!box.closest("[hidden]")) draw(box.id); });
   };
@@ -544,13 +636,13 @@
   // A list that is open, or a slider that is held, must not vanish under the hand.
   const busy = () => ["SELECT", "INPUT"].includes(document.activeElement?.tagName) && Date.now() - touched < 6000;
 
-  const keep = (section) => ({
+  const placesIn = (section) => ({
     open: [...section.querySelectorAll("details[open]")].map((d) => d.id),
     scrolled: [...section.querySelectorAll(".scroll")].map((s) => [s.querySelector("table")?.id, s.scrollLeft]),
   });
-  const restore = (section, kept) => {
-    kept.open.forEach((id) => { if (id) section.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", ""); });
-    kept.scrolled.forEach(([id, x]) => { const at = id && section.querySelector(`#${CSS.escape(id)}`)?.parentElement; if (at) at.scrollLeft = x; });
+  const restore = (section, places) => {
+    places.open.forEach((id) => { if (id) section.querySelector(`#${CSS.escape(id)}`)?.setAttribute("open", ""); });
+    places.scrolled.forEach(([id, x]) => { const at = id && section.querySelector(`#${CSS.escape(id)}`)?.parentElement; if (at) at.scrollLeft = x; });
   };
   const renew = (fresh) => {
     const parsed = document.createElement("template");
@@ -564,11 +656,11 @@
       const old = document.getElementById(section.id), words = section.outerHTML;
       const same = old && served[section.id] === words;
       if (!same) {
-        const kept = old ? keep(old) : null;
+        const places = old ? placesIn(old) : null;
         if (old) old.replaceWith(section);
         else if (previous) previous.after(section);
         else main.prepend(section);
-        if (kept) restore(section, kept);
+        if (places) restore(section, places);
         enhance(section);
         served[section.id] = words;
       }
