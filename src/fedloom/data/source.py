@@ -108,8 +108,8 @@ class Source:
         strings; without `class_names` they are coded in sorted order. `user` says who holds a row
         and `domain` where it comes from, by numbers or names.
         """
-        inputs, kind = _inputs(_array(x, "x", name), kind, name)
-        labels, names = code_labels(_array(y, "y", name), class_names, name)
+        inputs, kind = _inputs(as_array(x, "x", name), kind, name)
+        labels, names = code_labels(as_array(y, "y", name), class_names, name)
         domains, domain_names = (None, ()) if domain is None else codes(domain, f"{name}: domain")
         users, user_names = (None, ()) if user is None else codes(user, f"{name}: user")
         source = cls(
@@ -126,10 +126,6 @@ class Source:
             vocabulary=int(inputs.max()) + 1 if kind == "text" and inputs.size else 0,
         )
         return source.normalized(normalize)
-
-    def user_name(self, user: int) -> str:
-        """What a user is called."""
-        return self.user_names[user] if self.user_names else str(user)
 
     @property
     def classes(self) -> int:
@@ -337,7 +333,8 @@ def _without_gaps(values: np.ndarray, what: str) -> np.ndarray:
     return values.astype(str) if values.dtype.kind == "O" else values
 
 
-def _array(values: Any, key: str, name: str) -> np.ndarray:
+def as_array(values: Any, key: str, name: str) -> np.ndarray:
+    """What a user gives as an array; an error where it cannot be one."""
     try:
         return np.asanyarray(values)
     except (ValueError, TypeError, RuntimeError) as e:  # rows of unlike lengths, a tensor in use
