@@ -77,10 +77,10 @@ class FederatedData:
             user_names, pairs = (), list(clients)
         if not pairs:
             raise BadInput("from_clients needs at least one client")
-        callings = [f"client {name}" for name in user_names or range(len(pairs))]
-        sites = [_own_arrays(pair, who) for pair, who in zip(pairs, callings, strict=True)]
+        titles = [f"client {name}" for name in user_names or range(len(pairs))]
+        sites = [_own_arrays(pair, who) for pair, who in zip(pairs, titles, strict=True)]
         shape = sites[0][0].shape[1:]
-        for who, (x, y) in zip(callings, sites, strict=True):
+        for who, (x, y) in zip(titles, sites, strict=True):
             if not len(x):
                 raise PartitionError(f"{who} has no rows; leave it out")
             if len(x) != len(y) or x.shape[1:] != shape:
@@ -129,7 +129,7 @@ class FederatedData:
         return self.source.vocabulary
 
     def client(self, cid: int) -> ClientData:
-        """One client's splits; nothing is read before rows are asked for."""
+        """One client's splits; inputs are read only when a batch needs them."""
         if not 0 <= cid < len(self):
             raise BadInput(f"there is no client {cid}; ids go from 0 to {len(self) - 1}")
         rows, maps = self.partition.clients[cid], self.partition.label_maps
@@ -209,7 +209,7 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a source, as the core's `Split`: labels held, inputs gathered per batch."""
+    """Some rows of a source, as the core's `Split`: labels in memory, inputs gathered per batch."""
 
     y: Tensor  # int64 [n]
     _rows: Tensor = field(repr=False)

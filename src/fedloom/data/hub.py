@@ -51,7 +51,7 @@ class HubEntry:
     config: str | None = None
     test: tuple[str, ...] = ("test",)  # splits that are the published test set
     image_size: int | None = None
-    classes: tuple[str, ...] = ()  # the classes kept, in this order; none: all
+    classes: tuple[str, ...] = ()  # the only classes to read, in this order; none: all
 
 
 _DOMAINS = HubEntry(None, image_size=64)
@@ -111,7 +111,7 @@ def mirror(name: str, subset: str | None = None) -> Path | None:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; False also for what is no possible path."""
+    """Whether a path is a folder; False also for a text that cannot be a path."""
     try:
         return path.is_dir()
     except OSError:

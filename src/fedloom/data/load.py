@@ -20,7 +20,7 @@ _LONGEST = 200  # characters of a path that a message repeats
 
 
 class UnknownData(UnknownName):
-    """A name that is no data set; the message also says how one's own data is given."""
+    """A name that is no data set; the message also says how to name data of one's own."""
 
     def __str__(self) -> str:
         return f"{super().__str__()} (or give a path, or put the data in a folder of FEDLOOM_DATA)"
@@ -152,7 +152,7 @@ def _path(path: Path, options: Options) -> Source:
 
 
 def _existing(data: str | Path) -> Path | None:
-    """A path as given, or below FEDLOOM_DATA."""
+    """A path that exists, from here or below FEDLOOM_DATA."""
     if not str(data).strip():
         return None  # an empty path would be the working directory
     path = Path(data).expanduser()

@@ -1,4 +1,4 @@
-"""What `load` is asked for beside the data itself."""
+"""The settings of `load`: which columns, which classes, which size of images."""
 
 from __future__ import annotations
 

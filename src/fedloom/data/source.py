@@ -163,8 +163,8 @@ class Source:
         return replace(self, mean=mean, std=std)
 
     def only(self, wanted: Sequence[str | int]) -> Source:
-        """The rows of these classes (names or numbers), relabelled 0.. in the order given; where
-        none is named, all."""
+        """The rows of these classes (names or numbers), relabelled from 0 in this order; all rows
+        where no class is named."""
         if not wanted:
             return self
         wanted_codes = class_codes(self.class_names, wanted)
@@ -183,8 +183,11 @@ class Source:
         return mapped.described_as(self)
 
     def described_as(self, other: Source) -> Source:
-        """These rows with what another source says beside its fingerprint: a cache folder is found
-        by the fingerprint, and may have been written for a source that says something else."""
+        """These rows with the name, normalisation and user names of another source.
+
+        They are not part of the fingerprint, by which a cache folder is looked up, so the folder
+        may have been written for a source with other ones.
+        """
         return replace(
             self, name=other.name, mean=other.mean, std=other.std, user_names=other.user_names
         )
@@ -254,9 +257,9 @@ class Source:
 
 
 def cached(folder: Path, build: Callable[[Path], Source]) -> Source:
-    """The source in a cache folder, built first if it is not there.
+    """The source in a cache folder, built first if the folder does not exist.
 
-    `build` gets a scratch folder: an array too large for memory may be made there as `x.npy`.
+    `build` gets a scratch folder, in which it may write an array too large for memory as `x.npy`.
     """
     if not folder.is_dir():
         with cache.scratch_folder() as scratch:
@@ -305,7 +308,7 @@ def class_codes(class_names: Sequence[str], wanted: Iterable[str | int]) -> list
 
 
 def rows_of_classes(y: np.ndarray, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows whose label is among the codes, and their labels numbered by position there."""
+    """The rows whose label is among the codes, and the position of their label among the codes."""
     new = np.full(max(int(y.max(initial=0)), *wanted, 0) + 1, -1, dtype=np.int64)
     new[list(wanted)] = np.arange(len(wanted))
     rows = np.flatnonzero(new[y] >= 0)

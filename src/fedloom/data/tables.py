@@ -37,7 +37,7 @@ SUFFIXES = (".csv", ".parquet")
 _SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # files of `save_to_disk`
 _NUMBER = re.compile(r"u?int\d+|float\d+|double|bool")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")  # a data frame's index, as pandas saves it
-_BATCH = 500  # images held undecoded at a time
+_BATCH = 500  # undecoded images in memory at a time
 _SAMPLE = 1000  # rows that show whether a column is text
 _SHOWN = 30  # columns listed in a message
 
@@ -73,7 +73,7 @@ class Table:
         return names
 
     def need(self, role: str, names: Sequence[str]) -> str:
-        """The first of these columns that is present; an error lists those there are."""
+        """The first of these columns that is present; an error lists the table's columns."""
         for name in names:
             if name in self.columns:
                 return name
@@ -185,7 +185,7 @@ def read_folder(folder: Path, scratch: Path) -> Any:
 def from_object(data: Any) -> Table | None:
     """The table of a pandas or `datasets` object; None for any other object.
 
-    Neither library is imported: whoever has such an object has imported it.
+    Neither library is imported here: a program that has such an object has imported it.
     """
     pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
     if pandas is not None and isinstance(data, pandas.DataFrame):
@@ -194,8 +194,8 @@ def from_object(data: Any) -> Table | None:
         return None
     if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
         raise BadInput(
-            "an iterable data set cannot be divided over clients, because nobody knows its rows "
-            "before it is read; load it without streaming=True"
+            "an iterable data set cannot be divided over clients, because its rows are only known "
+            "when it has been read; load it without streaming=True"
         )
     if isinstance(data, datasets.Dataset | datasets.DatasetDict):
         return joined(data, "the data set")
@@ -440,7 +440,7 @@ def _picture(stored: Any, name: str, table: Table) -> Picture:
     path = Path(stored["path"])
     path = path if table.folder is None else table.folder / path
     if not path.is_file():
-        raise BadInput(f"{table.where} names the image file {path}, which is not there")
+        raise BadInput(f"{table.where} names the image file {path}, which does not exist")
     return path
 
 
