@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.data import cache, hub, images, local
+from fedloom.data import cache, hub, images
 from fedloom.data.hub import DOMAINNET10
 from fedloom.data.load import load, names
 from fedloom.data.source import Source

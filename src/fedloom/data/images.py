@@ -48,7 +48,7 @@ def read_images(folder: Path, scratch: Path, options: Options, name: str | None 
         problem = f"no images in {folder}" if not files else f"images at unlike depths in {folder}"
         raise BadInput(
             f"{problem}; put them in class/*.jpg or domain/class/*.jpg, or give a folder of "
-            "parquet or CSV files"
+            "parquet files"
         )
     top_folders = [p[0] for p in parents] if depths == {2} else []
     are_splits = bool(top_folders) and set(top_folders) <= _SPLITS

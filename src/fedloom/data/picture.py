@@ -7,6 +7,7 @@ from html import escape
 from math import sqrt
 from typing import NamedTuple
 
+from rich.markup import escape as escape_markup
 from rich.table import Table
 from rich.text import Text
 
@@ -47,7 +48,7 @@ def cells(data: FederatedData, split: SplitName | None = None) -> Cells:
 def table(data: FederatedData, split: SplitName | None = None) -> Table:
     """The same for the terminal."""
     header, rows = cells(data, split)
-    shown = Table(title=_title(data, split))
+    shown = Table(title=escape_markup(_title(data, split)))
     for name in header:
         shown.add_column(Text(name), justify="left" if name == "name" else "right")
     for row in rows[:-1]:

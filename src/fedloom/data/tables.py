@@ -1,4 +1,4 @@
-"""Tables: CSV and parquet files, folders of them, `datasets` and pandas objects.
+"""Tables: CSV and parquet files, folders of parquet files, `datasets` and pandas objects.
 
 A row is one sample. Every column has a role: label, client (who holds the row), domain (where it
 comes from) or input. The input is numbers, one column of images, or one column of text.
@@ -170,7 +170,7 @@ def holds_tables(folder: Path) -> bool:
     """Whether a folder has files that `read_folder` can read."""
     if any((folder / name).is_file() for name in _SAVED_BY_DATASETS):
         return True
-    return any(f.suffix.lower() in SUFFIXES and f.is_file() for f in folder.rglob("*"))
+    return any(f.suffix.lower() == ".parquet" and f.is_file() for f in folder.rglob("*"))
 
 
 def read_folder(folder: Path, scratch: Path) -> Any:
@@ -225,6 +225,8 @@ def _read_csv(path: Path) -> Any:
     header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
     if twice := header[header.duplicated()].tolist():  # pandas would make another column of it
         raise BadInput(f"{path} has two columns {twice[0]!r}; rename or drop one")
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first fields for an index
+        raise BadInput(f"the rows of {path} have more fields than its first line has names")
     if len(frame.columns) == 1 and (marks := re.findall(r"[;\t|]", str(frame.columns[0]))):
         raise BadInput(
             f"the columns of {path} are separated by {marks[0]!r}; save it with commas between them"
@@ -385,8 +387,8 @@ def _kind(table: Table, inputs: tuple[str, ...], named: bool) -> Kind:
     what = holds[name] if holds[name] != "other" else str(table.rows.features[name])
     raise BadInput(
         f"column {name!r} of {table.where} is not numeric (it holds {what}); the input is numbers,"
-        " or one column of images or of text: encode it as numbers, drop it, or name the columns"
-        " to use by inputs=... (--inputs on the command line)"
+        " or one column of images or of text: encode it as numbers, drop it, name it by client=..."
+        " or domain=... (--client, --domain), or name the columns to use by inputs=... (--inputs)"
     )
 
 
