@@ -516,7 +516,7 @@ def test_frames_and_objects_that_are_no_table() -> None:
     assert "List" in refused(datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": [0, 1]}))
     stream = datasets.Dataset.from_pandas(patients()).to_iterable_dataset()
     assert "streaming=True" in refused(stream, **NAMED)
-    assert "cannot load data from dict; give a name, a path" in refused({"x": 1})
+    assert "cannot load data from dict; give a name, a path or a pair" in refused({"x": 1})
     assert "divided over clients already" in _federate_twice()
 
 

@@ -108,8 +108,8 @@ def _in_memory(data: Any, options: Options) -> Source:
         x, y = data
         return Source.from_arrays(x, y, class_names=options.class_names).only(options.classes)
     raise BadInput(
-        f"cannot load data from {type(data).__name__}; give a name, a path, a pair (x, y), a "
-        "pandas.DataFrame or a datasets.Dataset"
+        f"cannot load data from {type(data).__name__}; give a name, a path or a pair (x, y), or a "
+        "pandas.DataFrame or datasets.Dataset"
     )
 
 
