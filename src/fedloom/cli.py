@@ -70,14 +70,17 @@ Overrides = Annotated[
 ]
 
 PANELS = {
-    "Data": "data partition clients split shift augment normalize image_size partition_seed"
-    " newcomers",
+    "Data": "data label client domain inputs partition clients split shift augment normalize"
+    " image_size partition_seed newcomers",
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
     " weight_decay clip decay drop_last replacement seed",
     "Evaluation": "protocol eval_every diagnose diagnose_every",
     "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out",
 }
-DIVIDING = ("data", "partition", "clients", "split", "shift", "normalize", "image_size")
+DIVIDING = (
+    *("data", "label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
+    *("normalize", "image_size"),
+)
 """The keys that decide a partition, beside its seed."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import xml.etree.ElementTree as ET
@@ -9,6 +10,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from fedloom.core.rng import generator
 from fedloom.data import FederatedData, Partition, Source, divide, federate, load
@@ -109,6 +111,8 @@ def test_saved_partition_in_place_of_an_expression(tmp_path):
         federate(images(210), made)
     with pytest.raises(BadInput, match="has 5 clients, not 6"):
         federate(source, made, clients=6)
+    with pytest.raises(BadInput, match=r"split by 'merged\(train=0.75\)', not 'official'"):
+        federate(source, made, split="official")
 
 
 def test_twenty_clients_unless_told():
@@ -131,6 +135,41 @@ def test_sites_with_their_own_arrays():
         FederatedData.from_clients([(x, [0] * 30), (x[:, :2], [0] * 30)])
     with pytest.raises(BadInput, match="at least one"):
         FederatedData.from_clients([])
+
+
+def test_sites_by_name():
+    """In the order given, which is not the alphabet's; the names also survive a pickle."""
+    x = np.random.default_rng(0).normal(size=(30, 4))
+    sites = {"Turin": (x[:10], [0, 1] * 5), "Berlin": (x[10:], [1, 1] * 10)}
+    data = FederatedData.from_clients(sites)
+    assert data.client_names == ["Turin", "Berlin"]
+    assert data.counts().tolist() == [[5, 5], [0, 20]]
+    assert pickle.loads(pickle.dumps(data.shared())).client_names == ["Turin", "Berlin"]
+    assert FederatedData.from_clients(list(sites.values())).client_names == ["0", "1"]
+    with pytest.raises(PartitionError, match="client Lyon has no rows"):
+        FederatedData.from_clients({**sites, "Lyon": (x[:0], [])})
+    with pytest.raises(BadInput, match=r"client Lyon is ndarray, not a pair"):
+        FederatedData.from_clients({**sites, "Lyon": x})
+    with pytest.raises(BadInput, match="'client 0': x is not an array"):
+        FederatedData.from_clients([([[1, 2], [3]], [0, 1])])
+    with pytest.raises(BadInput, match="client 0 has a single number"):
+        FederatedData.from_clients([(1, 2)])
+
+
+def test_the_cache_does_not_mix_up_names():
+    """Two federations of the same rows share the cached arrays, not the names of their sites."""
+    site = (np.arange(8, dtype=np.float32).reshape(4, 2), [0, 1, 0, 1])
+    for names in (("Lyon", "Turin"), ("Rome", "Berlin")):
+        source = FederatedData.from_clients(dict.fromkeys(names, site)).shared().source
+        assert source.user_names == names
+
+
+def test_everything_that_load_takes_is_federated(tmp_path):
+    x, y = np.arange(80.0).reshape(40, 2), np.arange(40) % 2
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    for data in (tmp_path / "own.npz", str(tmp_path / "own.npz"), (x, y)):
+        assert np.array_equal(federate(data, "iid", 4).source.x, x)
+    assert len(federate("digits", "iid", 7)) == 7
 
 
 def test_counts_sum_to_the_splits():
@@ -164,6 +203,26 @@ def test_table_and_picture():
         area = (float(circle.get("r")) / (28 * 0.48)) ** 2
         assert abs(area - samples / largest) < 0.01
     bubble_svg(federate(images(2000), "iid", 1000))
+
+
+def test_table_and_picture_with_names():
+    """A name may hold what rich and XML take for markup."""
+    x = np.zeros((40, 2))
+    hard = "<Lyon> [north] & a long way"
+    source = Source.from_arrays(x, np.arange(40) % 2, user=["b", hard] * 20, name="a[/b]")
+    data = federate(source, "by_user")
+    header, rows = cells(data)
+    assert header == ["client", "name", "0", "1", "all"]
+    assert [row[:2] for row in rows] == [["0", hard], ["1", "b"], ["all", ""]]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table(data))
+    text = console.export_text()
+    assert hard in text
+    assert "a[/b]: by_user" in text
+    root = ET.fromstring(bubble_svg(data))
+    texts = [node.text for node in root.iter() if node.text]
+    assert "<Lyon> [north] …" in texts
+    assert f"client 0 ({hard}), 1: 20" in texts
 
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="FEDLOOM_DATA names no real data")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,6 +33,27 @@ def test_save_and_load(partition, tmp_path):
     assert back.to_json() == partition.to_json()
     assert back.clients[1].val.tolist() == [3]
     assert back.shared["test"].tolist() == [5, 6]
+
+
+def test_names_of_clients_are_saved_beside_the_rows(partition, tmp_path):
+    """They do not enter the fingerprint, and without them the file is as it was before them."""
+    assert "client_names" not in json.loads(partition.to_json())
+    assert partition.client_names == ["0", "1"]
+    named = replace(partition, names=("Lyon", "Turin"))
+    named.save(tmp_path / "p.json")
+    back = Partition.load(tmp_path / "p.json")
+    assert back.client_names == ["Lyon", "Turin"]
+    assert back.fingerprint == partition.fingerprint
+    assert replace(named, clients=named.clients[:1]).client_names == ["Lyon"]
+    with pytest.raises(BadInput, match="1 names are too few for 2 clients"):
+        replace(partition, names=("Lyon",))
+
+
+@pytest.mark.parametrize("names", [["Lyon"], ["Lyon", 3], ["a", "b", "c"], None, 3])
+def test_names_must_be_one_text_for_each_client(partition, names):
+    saved = {**json.loads(partition.to_json()), "client_names": names}
+    with pytest.raises(BadInput, match="not a partition"):
+        Partition.from_json(json.dumps(saved))
 
 
 @pytest.mark.parametrize(

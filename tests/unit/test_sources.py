@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.data import cache, hub, local
+from fedloom.data import cache, hub, images
 from fedloom.data.hub import DOMAINNET10
 from fedloom.data.load import load, names
 from fedloom.data.source import Source
@@ -419,7 +419,7 @@ def test_folder_of_domains_with_unlike_sizes(tmp_path: Path) -> None:
     write_images(folder, "photo/dog/1.png", size=(20, 10))
     source = load(folder)
     assert source.domain_names == ("art", "photo")
-    assert source.shape == (3, local.COMMON_SIZE, local.COMMON_SIZE)
+    assert source.shape == (3, images.COMMON_SIZE, images.COMMON_SIZE)
     assert load(folder, image_size=12).shape == (3, 12, 12)
 
 
@@ -491,7 +491,7 @@ def test_second_load_does_not_decode(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def fail(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("decoded twice")
 
-    monkeypatch.setattr(local, "decode", fail)
+    monkeypatch.setattr(images, "decode", fail)
     second = load(folder)
     assert isinstance(second.x, np.memmap)
     assert second.path == first.path
@@ -623,7 +623,7 @@ def test_unreachable_hub_says_to_set_the_mirror() -> None:
 
 def test_mirror_without_the_column_or_files(mirror: Path) -> None:
     write_split(mirror / "cifar100" / "train.parquet", [0, 1], "ab", label="coarse_label")
-    with pytest.raises(BadInput, match="has no column 'fine_label'; it has: image, coarse_label"):
+    with pytest.raises(BadInput, match="no label column 'fine_label'; it has: image, coarse_label"):
         load("cifar100")
     (mirror / "mnist").mkdir()
     with pytest.raises(BadInput, match="cannot read data set 'mnist' in"):
@@ -681,11 +681,14 @@ def test_bad_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,lable\n1,2\n", "no label column 'label' or 'target' or 'y'; did you mean 'lable'"),
+        (
+            "a,lable\n1,2\n",
+            "no label column 'label' or 'target' or 'y'; it has: a, lable; .*--label .* 'lable'",
+        ),
         ("label\n1\n", "no feature columns beside 'label'"),
         ("a,b,label\n1,x,0\n", "column 'b' of .* is not numeric"),
         ("a,b,label\n1,,0\n2,3,1\n", "column 'b' of .* has missing"),
-        ("a,label\n1,x\n2,\n", "labels are missing"),
+        ("a,label\n1,x\n2,\n", "column 'label' of .* is missing in 1 of 2 rows"),
         ("", "cannot read the table"),
     ],
 )

@@ -1,8 +1,8 @@
 """The folder of decoded data sets: one subfolder of `.npy` files and a `meta.json` per data set.
 
-A folder appears by one rename, so a reader never meets half of one, and of two processes that
-decode the same data the slower one simply discards its copy. Folders are readable by their owner
-only, since they hold a copy of the user's data.
+A folder appears by one rename, so a reader never sees half of one; of two processes that decode the
+same data, the slower one discards its copy. Folders are readable by their owner only, since they
+hold a copy of the user's data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from fedloom.errors import BadInput
 
-FORMAT = 1  # part of every key: raise it when decoding or the layout changes
+FORMAT = 2  # part of every key: raise it when decoding or the layout changes
 META = "meta.json"
 
 
@@ -77,7 +77,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], meta: dict[str, Any]) -> 
         if is_file_of(array, file):
             array.flush()
         else:
-            file.unlink(missing_ok=True)  # another array may still map what is there
+            file.unlink(missing_ok=True)  # another array may still map the old file
             np.save(file, array, allow_pickle=False)
     (folder / META).write_text(json.dumps(meta, indent=1), encoding="utf-8")
 

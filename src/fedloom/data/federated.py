@@ -14,10 +14,12 @@ from torch import Generator, Tensor
 
 from fedloom.core.data import ClientData
 from fedloom.data.augment import Augmentation, augmentation
-from fedloom.data.partition.assignment import Partition, SplitName
+from fedloom.data.load import load
+from fedloom.data.partition.assignment import ClientRows, Partition, SplitName
 from fedloom.data.partition.draw import Ints
+from fedloom.data.partition.registry import partitioner
 from fedloom.data.shift import apply
-from fedloom.data.source import Kind, Normalize, Source
+from fedloom.data.source import Kind, Normalize, Source, as_array
 from fedloom.data.split import Dealer, Divided, splits
 from fedloom.errors import BadInput, PartitionError
 from fedloom.expression import parse_one
@@ -43,8 +45,8 @@ class FederatedData:
     def __post_init__(self) -> None:
         n, maps = len(self.source), self.partition.label_maps
         packed = self.partition.packed
-        every = [packed.rows, *self.partition.shared.values()]
-        if any(rows.max(initial=-1) >= n for rows in every):
+        used_rows = [packed.rows, *self.partition.shared.values()]
+        if any(rows.max(initial=-1) >= n for rows in used_rows):
             raise BadInput(f"the partition names rows that {self.source.name!r} ({n} rows) lacks")
         if len(idle := np.flatnonzero(packed.sizes[:, 0] == 0)):
             raise PartitionError(f"client {idle[0]} has no training rows")
@@ -53,12 +55,12 @@ class FederatedData:
         if self.augment is not None and self.source.kind != "image":
             raise BadInput(f"only images can be augmented, and {self.source.name!r} has none")
         if self.augment is not None:
-            augmentation(self.augment)  # what is misspelt is found before anything is written
+            augmentation(self.augment)  # refuses a misspelt one before anything is written
 
     @classmethod
     def from_clients(
         cls,
-        clients: Sequence[tuple[Any, Any]],
+        clients: Sequence[tuple[Any, Any]] | Mapping[str, tuple[Any, Any]],
         *,
         split: str = SPLIT,
         seed: int = 0,
@@ -68,31 +70,43 @@ class FederatedData:
         class_names: Sequence[str] | None = None,
         normalize: Normalize | None = None,
     ) -> FederatedData:
-        """One `(x, y)` per client: sites that bring their own arrays."""
-        pairs = [(np.asarray(x), np.asarray(y)) for x, y in clients]
+        """One `(x, y)` per client: sites that bring their own arrays, in a list or by name."""
+        if isinstance(clients, Mapping):
+            user_names, pairs = tuple(map(str, clients)), list(clients.values())
+        else:
+            user_names, pairs = (), list(clients)
         if not pairs:
             raise BadInput("from_clients needs at least one client")
-        for cid, (x, y) in enumerate(pairs):
+        titles = [f"client {name}" for name in user_names or range(len(pairs))]
+        sites = [_own_arrays(pair, who) for pair, who in zip(pairs, titles, strict=True)]
+        shape = sites[0][0].shape[1:]
+        for who, (x, y) in zip(titles, sites, strict=True):
             if not len(x):
-                raise PartitionError(f"client {cid} has no rows; leave it out")
-            if len(x) != len(y) or x.shape[1:] != pairs[0][0].shape[1:]:
+                raise PartitionError(f"{who} has no rows; leave it out")
+            if len(x) != len(y) or x.shape[1:] != shape:
                 raise BadInput(
-                    f"client {cid} has inputs {x.shape} and {len(y)} labels; inputs of all clients "
-                    f"must be shaped like client 0's, {pairs[0][0].shape[1:]}, one label each"
+                    f"{who} has inputs {x.shape} and {len(y)} labels; inputs of all clients "
+                    f"must be shaped like the first one's, {shape}, one label each"
                 )
         source = Source.from_arrays(
-            np.concatenate([x for x, _ in pairs]),
-            np.concatenate([y for _, y in pairs]),
+            np.concatenate([x for x, _ in sites]),
+            np.concatenate([y for _, y in sites]),
             name=name,
             kind=kind,
             class_names=class_names,
-            user=np.repeat(np.arange(len(pairs)), [len(x) for x, _ in pairs]),
+            user=np.repeat(np.arange(len(sites)), [len(x) for x, _ in sites]),
             normalize=normalize,
         )
-        return federate(source, "by_user", len(pairs), seed, split, augment=augment)
+        named = replace(source, user_names=user_names)
+        return federate(named, "by_user", len(sites), seed, split, augment=augment)
 
     def __len__(self) -> int:
         return len(self.partition)
+
+    @property
+    def client_names(self) -> list[str]:
+        """What each client is called: its site's or user's name, or its number."""
+        return self.partition.client_names
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,7 +129,7 @@ class FederatedData:
         return self.source.vocabulary
 
     def client(self, cid: int) -> ClientData:
-        """One client's splits; nothing is read before rows are asked for."""
+        """One client's splits; inputs are read only when a batch needs them."""
         if not 0 <= cid < len(self):
             raise BadInput(f"there is no client {cid}; ids go from 0 to {len(self) - 1}")
         rows, maps = self.partition.clients[cid], self.partition.label_maps
@@ -172,7 +186,7 @@ class Inputs:
     def of(cls, source: Source, augment: str | None) -> Inputs:
         """Inputs of a source: `x * scale + offset` is its normalisation in one go."""
         with warnings.catch_warnings():
-            # A read-only memory map is meant to be read only; nobody writes through the tensor.
+            # A memory map is read-only on purpose, and this tensor is only read.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             x = torch.from_numpy(source.x)
         per_channel = (-1, *[1] * (x.ndim - 2))
@@ -195,7 +209,7 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a source, as the core's `Split`: labels held, inputs gathered per batch."""
+    """Some rows of a source, as the core's `Split`: labels in memory, inputs gathered per batch."""
 
     y: Tensor  # int64 [n]
     _rows: Tensor = field(repr=False)
@@ -214,6 +228,15 @@ class Rows:
         return self._inputs(self._rows.index_select(0, idx), gen)
 
 
+def _own_arrays(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise BadInput(f"{who} is {type(pair).__name__}, not a pair (x, y)")
+    x, y = as_array(pair[0], "x", who), as_array(pair[1], "y", who)
+    if not x.ndim or not y.ndim:
+        raise BadInput(f"{who} has a single number for its inputs or labels; give one per row")
+    return x, y
+
+
 def divide(
     source: Source,
     partition: str = PARTITION,
@@ -223,13 +246,14 @@ def divide(
 ) -> Partition:
     """Who holds which rows; save it, and `federate` takes it in place of an expression."""
     dealer = Dealer(source, partition, clients, seed)
-    made: Divided = splits.build(parse_one(split), dealer=dealer)
+    divided: Divided = splits.build(parse_one(split), dealer=dealer)
     recipe = {"partition": partition, "split": split, "seed": seed, "data": source.name}
-    return Partition(made.clients, made.shared, None, source.fingerprint, recipe)
+    names = _natural_names(source, partition, divided.clients)
+    return Partition(divided.clients, divided.shared, None, source.fingerprint, recipe, names)
 
 
 def federate(
-    source: Source,
+    data: Any,
     partition: str | Partition = PARTITION,
     clients: int | None = None,
     seed: int = 0,
@@ -237,21 +261,52 @@ def federate(
     shift: str | None = None,
     augment: str | None = None,
 ) -> FederatedData:
-    """Divide a source over clients.
+    """Divide data over clients.
 
-    `partition` is an expression, or a saved partition (then `clients` and `split` are its own).
+    `data` is a source, or whatever `load` makes one of: a name, a path, a table, a pair `(x, y)`.
+    `partition` is an expression, or a saved partition, which has its own clients and split.
     `clients=None` is 20, or as many as the data has where domains or users are the clients.
+
+    >>> len(federate("digits", "iid", clients=5))
+    5
     """
+    if isinstance(data, FederatedData):
+        raise BadInput("this data is divided over clients already; federate takes its `source`")
+    source = load(data)
     if isinstance(partition, str):
-        made = divide(source, partition, clients, seed, split)
+        divided = divide(source, partition, clients, seed, split)
     else:
-        made = _of_this(partition, source, clients)
+        _check_saved(partition, source, clients, split)
+        divided = partition
     if shift is not None:
-        source, made = apply(shift, source, made, seed)
-    return FederatedData(source, made, augment)
+        source, divided = apply(shift, source, divided, seed)
+    return FederatedData(source, divided, augment)
 
 
-def _of_this(partition: Partition, source: Source, clients: int | None) -> Partition:
+def _natural_names(
+    source: Source, partition: str, clients: Sequence[ClientRows]
+) -> tuple[str, ...]:
+    """The names of clients that are users or domains of the data; otherwise none."""
+    name = partitioner(partition)
+    if name == "by_user" and source.user is not None and source.user_names:
+        return tuple(source.user_names[source.user[c.all[0]]] for c in clients)
+    if name == "by_domain" and source.domain is not None:
+        domains = [source.domain_names[source.domain[c.all[0]]] for c in clients]
+        return tuple(_distinct(domains))
+    return ()
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Names that occur several times, numbered.
+
+    >>> _distinct(["art", "photo", "photo"])
+    ['art', 'photo 1', 'photo 2']
+    """
+    numbers = {name: iter(range(1, len(names) + 1)) for name in names}
+    return [name if names.count(name) == 1 else f"{name} {next(numbers[name])}" for name in names]
+
+
+def _check_saved(partition: Partition, source: Source, clients: int | None, split: str) -> None:
     if partition.source and partition.source != source.fingerprint:
         raise BadInput(
             f"the saved partition is of other data than {source.name!r} "
@@ -259,4 +314,8 @@ def _of_this(partition: Partition, source: Source, clients: int | None) -> Parti
         )
     if clients is not None and clients != len(partition):
         raise BadInput(f"the saved partition has {len(partition)} clients, not {clients}")
-    return partition
+    saved_split = partition.recipe.get("split", SPLIT)
+    if split not in (SPLIT, saved_split):
+        raise BadInput(
+            f"the saved partition is split by {saved_split!r}, not {split!r}; leave split out"
+        )

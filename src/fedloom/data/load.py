@@ -1,24 +1,26 @@
-"""The one door to data: a known name, a path, or arrays."""
+"""The one door to data: a known name, a path, a table or arrays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedloom.data import cache, hub, local
+from fedloom.data import cache, hub, local, tables
+from fedloom.data.options import Columns, Options
 from fedloom.data.source import Normalize, Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
 
 EMBEDDED = "digits"
+_LONGEST = 200  # characters of a path that a message repeats
 
 
 class UnknownData(UnknownName):
-    """A name that is no data set; the message also says how one's own data is given."""
+    """A name that is no data set; the message also says how to name data of one's own."""
 
     def __str__(self) -> str:
         return f"{super().__str__()} (or give a path, or put the data in a folder of FEDLOOM_DATA)"
@@ -32,22 +34,29 @@ def load(
     subset: str | None = None,
     classes: str | int | Sequence[str | int] = (),
     label: str | None = None,
+    client: str | None = None,
+    domain: str | None = None,
+    inputs: str | Sequence[str] = (),
     class_names: Sequence[str] | None = None,
     vocabulary: int = VOCABULARY,
     positions: int = POSITIONS,
 ) -> Source:
-    """The source of a known data set, a path or arrays; decoded once, then memory-mapped.
+    """The source of a known data set, a path or an object; files are decoded once, then
+    memory-mapped.
 
     Args:
-        data: a name (`names()`), an `.npz`, CSV or parquet file, a folder of images, a pair
-            `(x, y)`, or a source.
+        data: a name (`names()`), an `.npz`, CSV or parquet file, a folder of images or of parquet
+            files, a `pandas.DataFrame`, a `datasets.Dataset` or `DatasetDict`, a pair `(x, y)`, or
+            a source.
         normalize: `half` (mean and deviation 0.5), `channel` or `none`; see `Source.normalized`
-            for the default.
+            for the default. A source keeps its own.
         image_size: side to which images are resized; by default as they are, or 64 where their
             sizes differ.
         subset: part of a known data set published on its own (`emnist`: `byclass`, `letters`).
         classes: keep only these classes, by name or number, numbered in this order.
-        label: label column of a table.
+        label, client, domain: columns of a table that say of each row its class, who holds it and
+            where it comes from; by default `label`, `target` or `y`; `user` or `client`; `domain`.
+        inputs: columns that are the input, `"age, dose"` or a list; by default all others.
         class_names: all classes of one's own data, where the labels at hand may lack some.
         vocabulary, positions: number of token ids and length of a text.
 
@@ -55,13 +64,22 @@ def load(
     >>> len(source), source.shape, source.classes
     (1797, (1, 8, 8), 10)
     """
-    chosen = (classes,) if isinstance(classes, str | int) else tuple(classes)
-    options = hub.HubOptions(image_size, subset, chosen, vocabulary, positions)
+    options = Options(
+        image_size=image_size,
+        subset=subset,
+        classes=(classes,) if isinstance(classes, str | int) else tuple(classes),
+        class_names=None if class_names is None else tuple(class_names),
+        columns=Columns.named(label, client, domain, inputs),
+        vocabulary=vocabulary,
+        positions=positions,
+    )
+    if isinstance(data, Source):
+        options.columns.refuse_for(f"the source {data.name!r}")
+        chosen = data.only(options.classes)
+        return chosen if normalize is None else chosen.normalized(normalize)
     if isinstance(data, str | Path):
-        source = _named(data, options, label=label, class_names=class_names)
-    else:
-        source = _in_memory(data, class_names).only(chosen)
-    return source.normalized(normalize)
+        return _named(data, options).normalized(normalize)
+    return _in_memory(data, options).normalized(normalize)
 
 
 def names() -> list[str]:
@@ -81,33 +99,46 @@ def digits() -> Source:
     return Source.from_arrays(pixels, y, name=EMBEDDED, kind="image")
 
 
-def _in_memory(data: Any, class_names: Sequence[str] | None) -> Source:
-    if isinstance(data, Source):
-        return data
+def _in_memory(data: Any, options: Options) -> Source:
+    table = tables.from_object(data)
+    if table is not None:
+        return _tabular(table, options)
     if isinstance(data, tuple | list) and len(data) == 2:
-        return Source.from_arrays(data[0], data[1], class_names=class_names)
+        options.columns.refuse_for("a pair (x, y)")
+        x, y = data
+        return Source.from_arrays(x, y, class_names=options.class_names).only(options.classes)
     raise BadInput(
-        f"cannot load data from {type(data).__name__}; give a name, a path or a pair (x, y)"
+        f"cannot load data from {type(data).__name__}; give a name, a path or a pair (x, y), or a "
+        "pandas.DataFrame or datasets.Dataset"
     )
 
 
-def _named(
-    data: str | Path,
-    options: hub.HubOptions,
-    *,
-    label: str | None,
-    class_names: Sequence[str] | None,
-) -> Source:
+def _tabular(table: tables.Table, options: Options) -> Source:
+    with cache.scratch_folder() as scratch:
+        source = tables.source_of(table, "table", options, scratch)
+        # Decoded images are a file of the scratch folder, which is gone after this block.
+        return source.memory_mapped() if source.kind == "image" else source
+
+
+def _named(data: str | Path, options: Options) -> Source:
     known = {_squash(n): n for n in names()}
     name = known.get(_squash(data)) if isinstance(data, str) else None
     if name == EMBEDDED:
+        options.columns.refuse_for(f"data set {EMBEDDED!r}")
         return digits().only(options.classes)
     if name is not None:
         return _hub(name, options)
-    return _path(_existing(data), options, label=label, class_names=class_names)
+    path = _existing(data)
+    if path is not None:
+        return _path(path, options)
+    name = hub.name_of_repository(str(data))
+    if name is not None:
+        return _hub(name, options)
+    raise _nowhere(data)
 
 
-def _hub(name: str, options: hub.HubOptions) -> Source:
+def _hub(name: str, options: Options) -> Source:
+    options = replace(options, class_names=None)  # a known data set names its classes itself
     entry = hub.hub_entry(name, options)
     folder = hub.mirror(name, options.subset)
     origin = cache.stamps(folder) if folder is not None else entry.repo
@@ -115,30 +146,38 @@ def _hub(name: str, options: hub.HubOptions) -> Source:
     return cached(place, lambda scratch: hub.read(name, folder, scratch, options))
 
 
-def _path(
-    path: Path, options: hub.HubOptions, *, label: str | None, class_names: Sequence[str] | None
-) -> Source:
-    def build(scratch: Path) -> Source:
-        source = local.read(
-            path, scratch, image_size=options.image_size, label=label, class_names=class_names
-        )
-        return source.only(options.classes)
-
-    place = cache.entry(path.stem, asdict(options), label, class_names, cache.stamps(path))
-    return cached(place, build)
+def _path(path: Path, options: Options) -> Source:
+    place = cache.entry(path.stem, asdict(options), cache.stamps(path))
+    return cached(place, lambda scratch: local.read(path, scratch, options))
 
 
-def _existing(data: str | Path) -> Path:
-    """A path as given, or below FEDLOOM_DATA; an error says whether a path or a name was meant."""
+def _existing(data: str | Path) -> Path | None:
+    """A path that exists, from here or below FEDLOOM_DATA."""
+    if not str(data).strip():
+        return None  # an empty path would be the working directory
     path = Path(data).expanduser()
-    if path.exists():
-        return path.absolute()
-    in_mirror = hub.mirror(str(data))
-    if in_mirror is not None:
-        return in_mirror
+    try:
+        if path.exists():
+            return path.absolute()
+    except OSError:  # longer than any path, for instance
+        return None
+    return hub.mirror(str(data))
+
+
+def _nowhere(data: str | Path) -> Exception:
+    """The error for what is neither a path nor a name; it says which of both was meant."""
+    path = Path(data).expanduser()
+    if len(str(data)) > _LONGEST:
+        return BadInput(f"{str(data)[:_LONGEST]!r}... is neither the name of data nor a path")
+    if len(path.parts) == 2 and not path.is_absolute() and not path.suffix:
+        return BadInput(
+            f"there is no file or folder {data}; a data set of the hub is given in Python "
+            f"(fedloom.load(datasets.load_dataset({str(data)!r}))), or put in a folder {data} of "
+            "FEDLOOM_DATA: its columns are not known here, so it is not downloaded"
+        )
     if isinstance(data, Path) or len(path.parts) > 1 or path.suffix:
-        raise BadInput(f"there is no file or folder {path}; give an existing path or a known name")
-    raise UnknownData("data set", data, names())
+        return BadInput(f"there is no file or folder {path}; give an existing path or a known name")
+    return UnknownData("data set", data, names())
 
 
 def _squash(name: str) -> str:

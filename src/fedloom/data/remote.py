@@ -1,4 +1,4 @@
-"""A federation whose data is elsewhere: so many places, and what an input looks like at all."""
+"""A federation whose data stays at its sites: how many sites there are, and what an input is."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedloom.errors import BadInput
 class RemoteData:
     """What a server knows of its sites.
 
-    >>> seats = RemoteData(3, (1, 8, 8), ("cat", "dog"), "image")
-    >>> len(seats), seats.classes
-    (3, 2)
+    >>> data = RemoteData(3, (1, 8, 8), ("cat", "dog"), "image")
+    >>> len(data), data.classes, data.client_names
+    (3, 2, ['0', '1', '2'])
     """
 
     places: int
@@ -39,15 +39,21 @@ class RemoteData:
         return len(self.class_names)
 
     @property
+    def client_names(self) -> list[str]:
+        """The clients' numbers: who sits where is known to the registry of sites alone."""
+        return self.partition.client_names
+
+    @property
     def shared_tests(self) -> Mapping[str, Split]:
         """None: a server without data tests nothing."""
         return {}
 
     @property
     def partition(self) -> Partition:
-        """Rows of nobody; its source tells whether a run goes on with the same kind of data."""
-        about = sha256(json.dumps(asdict(self)).encode()).hexdigest()
-        return Partition((ClientRows(empty()),) * self.places, source=about)
+        """Clients without rows; its `source` is a digest of the kind of data, by which a resumed
+        run knows that it is still the same."""
+        kind_of_data = sha256(json.dumps(asdict(self)).encode()).hexdigest()
+        return Partition((ClientRows(empty()),) * self.places, source=kind_of_data)
 
     def client(self, cid: int) -> ClientData:
         """Refused: rows stay at their site."""

@@ -1,4 +1,4 @@
-"""`rotate(step=15) + permute_labels(groups=5)`: clients that see or name the same things unlike.
+"""`rotate(step=15) + permute_labels(groups=5)`: clients whose inputs or labels differ by client.
 
 A shift is applied once. Turned images become rows of a new source in the cache, one for every
 (row, angle) in use, so that training pays nothing per batch; label shifts are one small table.
@@ -32,7 +32,8 @@ class Shift:
     """What a shift asks for.
 
     `angles[i]` turns each of client i's rows (train, validation, test, in this order), in degrees
-    counter-clockwise; `shared_angles` are the copies made of each test set that is nobody's.
+    counter-clockwise; each test set that belongs to no client is copied once for every one of
+    `shared_angles`.
     """
 
     angles: tuple[Floats, ...] = ()
@@ -40,7 +41,7 @@ class Shift:
     label_maps: Ints | None = None  # [N, K]
 
     def then(self, other: Shift) -> Shift:
-        """Both; labels are renamed by this shift first."""
+        """This shift and another one; labels are renamed by this one first."""
         if self.angles and other.angles:
             raise BadInput("a shift may turn the images once; leave one of the rotations out")
         a, b = self.label_maps, other.label_maps
@@ -57,7 +58,7 @@ def rotate(step: float = 15.0, groups: int | None = None, *, sizes: tuple[int, .
     """Client i sees its images turned by `step * i` degrees (FedBR's RotatedMNIST).
 
     With `groups`, by `step * (i mod groups)`: FedPAC's feature skew (C.10), which does not say by
-    how much. Test sets that are nobody's are copied once for each angle.
+    how much. Test sets that belong to no client are copied once for each angle.
     """
     positive(step=step)
     groups = len(sizes) if groups is None else groups
@@ -140,9 +141,9 @@ def _turned(source: Source, partition: Partition, shift: Shift) -> tuple[Source,
 
 def _materialised(source: Source, rows: Ints, angles: Floats) -> Source:
     """`source[rows]`, each image turned by its angle, in the cache; `angles` are sorted."""
-    asked = hashlib.sha256(rows.astype("<i8").tobytes() + angles.astype("<f8").tobytes())
+    which = hashlib.sha256(rows.astype("<i8").tobytes() + angles.astype("<f8").tobytes())
     name = f"{source.name}-turned"
-    folder = cache.entry(name, source.fingerprint, asked.hexdigest())
+    folder = cache.entry(name, source.fingerprint, which.hexdigest())
 
     def build(scratch: Path) -> Source:
         shape = (len(rows), *source.shape)
@@ -155,11 +156,17 @@ def _materialised(source: Source, rows: Ints, angles: Floats) -> Source:
             for a in (source.official_test, source.domain, source.user)
         )
         return replace(
-            source, name=name, x=x, y=source.y[rows], official_test=test, domain=domain,
-            user=user, path=None,
-        )  # fmt: skip
+            source,
+            name=name,
+            x=x,
+            y=source.y[rows],
+            official_test=test,
+            domain=domain,
+            user=user,
+            path=None,
+        )
 
-    return replace(cached(folder, build), mean=source.mean, std=source.std)
+    return cached(folder, build).described_as(replace(source, name=name))
 
 
 def _turn(images: np.ndarray, angles: Floats) -> np.ndarray:

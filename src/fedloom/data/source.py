@@ -46,7 +46,8 @@ class Source:
     official_test: np.ndarray | None = field(default=None, repr=False)  # bool [n]: published test
     domain: np.ndarray | None = field(default=None, repr=False)  # int64 [n], into domain_names
     domain_names: tuple[str, ...] = ()
-    user: np.ndarray | None = field(default=None, repr=False)  # int64 [n]: natural users 0..
+    user: np.ndarray | None = field(default=None, repr=False)  # int64 [n]: who holds a row, from 0
+    user_names: tuple[str, ...] = field(default=(), repr=False)  # empty: users are numbers
     mean: tuple[float, ...] = field(default=(0.5,), repr=False)
     std: tuple[float, ...] = field(default=(0.5,), repr=False)
     path: Path | None = None  # the cache folder, when the arrays are memory-mapped
@@ -60,19 +61,25 @@ class Source:
             )
         if not len(self.x):
             raise BadInput(f"data {self.name!r} has no rows")
+        if 0 in self.shape:
+            raise BadInput(f"data {self.name!r}: an input of shape {self.shape} holds nothing")
         for key, array in self._arrays().items():
             if len(array) != len(self.x):
                 raise BadInput(
                     f"data {self.name!r}: x has {len(self.x)} rows but {key} has {len(array)}; "
                     "give one entry per row"
                 )
-        for key, codes_, names in (
-            ("y", self.y, self.class_names),
-            ("domain", self.domain, self.domain_names),
-        ):
-            if codes_ is not None and not (codes_.min() >= 0 and codes_.max() < len(names)):
+        if self.user_names == tuple(map(str, range(len(self.user_names)))):
+            object.__setattr__(
+                self, "user_names", ()
+            )  # numbers need no names, nor room in a pickle
+        named = [("y", self.y, self.class_names), ("domain", self.domain, self.domain_names)]
+        if self.user_names:
+            named.append(("user", self.user, self.user_names))
+        for key, numbers, names in named:
+            if numbers is not None and not (numbers.min() >= 0 and numbers.max() < len(names)):
                 raise BadInput(
-                    f"data {self.name!r}: {key} goes from {codes_.min()} to {codes_.max()}, but "
+                    f"data {self.name!r}: {key} goes from {numbers.min()} to {numbers.max()}, but "
                     f"{len(names)} names number it 0 to {len(names) - 1}"
                 )
 
@@ -98,11 +105,13 @@ class Source:
         Four axes are images (channels first; channels last is recognised by a last axis of 1, 3
         or 4), three axes of uint8 are grey images, other three axes are signals `[n, C, L]`, two
         are a table; `kind="text"` makes two axes of integers token ids. Labels are integers or
-        strings; without `class_names` they are coded in sorted order.
+        strings; without `class_names` they are coded in sorted order. `user` says who holds a row
+        and `domain` where it comes from, by numbers or names.
         """
-        inputs, kind = _inputs(np.asanyarray(x), kind, name)
-        labels, names = code_labels(y, class_names, name)
+        inputs, kind = _inputs(as_array(x, "x", name), kind, name)
+        labels, names = code_labels(as_array(y, "y", name), class_names, name)
         domains, domain_names = (None, ()) if domain is None else codes(domain, f"{name}: domain")
+        users, user_names = (None, ()) if user is None else codes(user, f"{name}: user")
         source = cls(
             name=name,
             x=inputs,
@@ -112,7 +121,8 @@ class Source:
             official_test=None if official_test is None else np.asarray(official_test, dtype=bool),
             domain=domains,
             domain_names=domain_names,
-            user=None if user is None else codes(user, f"{name}: user")[0],
+            user=users,
+            user_names=user_names,
             vocabulary=int(inputs.max()) + 1 if kind == "text" and inputs.size else 0,
         )
         return source.normalized(normalize)
@@ -129,7 +139,8 @@ class Source:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 of the contents (rows, labels, names; not the normalisation), in hexadecimal."""
+        """Sha256 of the contents (rows, labels, names of classes and domains; not the names of
+        users and not the normalisation), in hexadecimal."""
         small = [self.kind, self.class_names, self.domain_names, self.vocabulary, self._digests]
         return hashlib.sha256(json.dumps(small, sort_keys=True).encode()).hexdigest()
 
@@ -152,14 +163,14 @@ class Source:
         return replace(self, mean=mean, std=std)
 
     def only(self, wanted: Sequence[str | int]) -> Source:
-        """The rows of these classes (names or numbers), relabelled 0.. in the order given; where
-        none is named, all."""
+        """The rows of these classes (names or numbers), relabelled from 0 in this order; all rows
+        where no class is named."""
         if not wanted:
             return self
-        codes_ = class_codes(self.class_names, wanted)
-        rows, y = rows_of_classes(self.y, codes_)
+        wanted_codes = class_codes(self.class_names, wanted)
+        rows, y = rows_of_classes(self.y, wanted_codes)
         arrays = {k: a[rows] for k, a in self._arrays().items() if k != "y"}
-        names = tuple(self.class_names[c] for c in codes_)
+        names = tuple(self.class_names[c] for c in wanted_codes)
         changes: dict[str, Any] = {**arrays, "y": y, "class_names": names, "path": None}
         return replace(self, **changes)
 
@@ -169,7 +180,17 @@ class Source:
             return self
         folder = cache.entry(self.name, self.fingerprint)
         mapped = cached(folder, lambda scratch: self)
-        return replace(mapped, name=self.name, mean=self.mean, std=self.std)
+        return mapped.described_as(self)
+
+    def described_as(self, other: Source) -> Source:
+        """These rows with the name, normalisation and user names of another source.
+
+        They are not part of the fingerprint, by which a cache folder is looked up, so the folder
+        may have been written for a source with other ones.
+        """
+        return replace(
+            self, name=other.name, mean=other.mean, std=other.std, user_names=other.user_names
+        )
 
     def in_memory(self) -> Source:
         """The same source without files, for other machines."""
@@ -236,9 +257,9 @@ class Source:
 
 
 def cached(folder: Path, build: Callable[[Path], Source]) -> Source:
-    """The source in a cache folder, built first if it is not there.
+    """The source in a cache folder, built first if the folder does not exist.
 
-    `build` gets a scratch folder: an array too large for memory may be made there as `x.npy`.
+    `build` gets a scratch folder, in which it may write an array too large for memory as `x.npy`.
     """
     if not folder.is_dir():
         with cache.scratch_folder() as scratch:
@@ -248,7 +269,7 @@ def cached(folder: Path, build: Callable[[Path], Source]) -> Source:
 
 
 def codes(values: Labels, what: str = "values") -> tuple[np.ndarray, tuple[str, ...]]:
-    """Values numbered 0.. in sorted order, and the values as text."""
+    """Values numbered from 0 in sorted order, and the values as text."""
     names, numbers = np.unique(_without_gaps(np.asarray(values), what), return_inverse=True)
     return numbers.reshape(-1).astype(np.int64), tuple(str(n) for n in names)
 
@@ -256,7 +277,8 @@ def codes(values: Labels, what: str = "values") -> tuple[np.ndarray, tuple[str, 
 def code_labels(
     values: Labels, class_names: Sequence[str] | None, name: str
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as int64 0.. and the names of the classes; strings and sparse integers are coded."""
+    """Labels as int64 from 0, and the names of the classes; strings and integers with gaps between
+    them are coded."""
     labels = _plain_labels(np.asarray(values), name)
     if class_names is None:
         return codes(labels)
@@ -272,71 +294,103 @@ def code_labels(
 def class_codes(class_names: Sequence[str], wanted: Iterable[str | int]) -> list[int]:
     """Positions of classes by name (case, spaces, hyphens and underscores ignored) or number."""
     by_name = {_squash(n): i for i, n in enumerate(class_names)}
-    found = []
+    positions = []
     for one in wanted:
         if isinstance(one, str) and _squash(one) in by_name:
-            found.append(by_name[_squash(one)])
+            positions.append(by_name[_squash(one)])
         elif not isinstance(one, str) and 0 <= one < len(class_names):
-            found.append(int(one))
+            positions.append(int(one))
         else:
             raise UnknownName("class", str(one), class_names)
-    if len(set(found)) < len(found):
+    if len(set(positions)) < len(positions):
         raise BadInput("classes must name each class only once")
-    return found
+    return positions
 
 
-def rows_of_classes(y: np.ndarray, codes_: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The rows whose label is among the codes, and their labels numbered by position there."""
-    new = np.full(max(int(y.max(initial=0)), *codes_, 0) + 1, -1, dtype=np.int64)
-    new[list(codes_)] = np.arange(len(codes_))
+def rows_of_classes(y: np.ndarray, wanted: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The rows whose label is among the codes, and the position of their label among the codes."""
+    new = np.full(max(int(y.max(initial=0)), *wanted, 0) + 1, -1, dtype=np.int64)
+    new[list(wanted)] = np.arange(len(wanted))
     rows = np.flatnonzero(new[y] >= 0)
     return rows, new[y[rows]]
 
 
-def _without_gaps(values: np.ndarray, what: str) -> np.ndarray:
-    """Objects as text; a missing one is an error, not the class 'None'."""
+def is_missing(values: np.ndarray) -> np.ndarray:
+    """Which values are None or not a number; bool of the same shape."""
+    if values.dtype.kind == "f":
+        nans: np.ndarray = np.isnan(values)
+        return nans
     if values.dtype.kind != "O":
-        return values
-    if any(v is None or (isinstance(v, float) and np.isnan(v)) for v in values.tolist()):
+        return np.zeros(values.shape, dtype=bool)
+    missing = [v is None or (isinstance(v, float) and np.isnan(v)) for v in values.ravel().tolist()]
+    return np.array(missing, dtype=bool).reshape(values.shape)
+
+
+def _without_gaps(values: np.ndarray, what: str) -> np.ndarray:
+    """Objects and bytes as text; a missing value is an error, not the class 'None'."""
+    if is_missing(values).any():
         raise BadInput(f"data {what} are missing in some rows; fill them or drop those rows")
-    return values.astype(str)
+    if values.dtype.kind == "S":
+        decoded: np.ndarray = np.char.decode(values, "utf-8", "replace")
+        return decoded
+    return values.astype(str) if values.dtype.kind == "O" else values
+
+
+def as_array(values: Any, key: str, name: str) -> np.ndarray:
+    """What a user gives as an array; an error where it cannot be one."""
+    try:
+        return np.asanyarray(values)
+    except (ValueError, TypeError, RuntimeError) as e:  # rows of unlike lengths, a tensor in use
+        raise BadInput(
+            f"data {name!r}: {key} is not an array ({str(e).splitlines()[0]}); "
+            "give a numpy array whose rows are all of one shape"
+        ) from None
 
 
 def _plain_labels(labels: np.ndarray, name: str) -> np.ndarray:
+    """One-dimensional labels as int64 or text."""
     if labels.ndim != 1:
         raise BadInput(
             f"data {name!r}: labels have shape {labels.shape}; give one class per row, not one-hot"
         )
-    if labels.dtype.kind in "OUS":
-        return _without_gaps(labels, f"{name}: labels")
-    if labels.dtype.kind == "f" and not np.all(labels == np.floor(labels)):
+    whole_labels = _without_gaps(labels, f"{name}: labels")
+    if whole_labels.dtype.kind == "U":
+        return whole_labels
+    if whole_labels.dtype.kind not in "biuf":
+        raise BadInput(f"data {name!r}: labels are {labels.dtype}, not integers or strings")
+    with np.errstate(invalid="ignore"):  # infinity is no integer either
+        fraction = whole_labels != whole_labels.astype(np.int64)
+    if fraction.any():
         raise BadInput(
             f"data {name!r}: labels are not integers (for example "
-            f"{labels[labels != np.floor(labels)][0]}); classes are integers or strings"
+            f"{whole_labels[fraction][0]}); classes are integers or strings"
         )
-    return labels.astype(np.int64)
+    return whole_labels.astype(np.int64)
 
 
 def _inputs(x: np.ndarray, kind: Kind | None, name: str) -> tuple[np.ndarray, Kind]:
+    """Inputs in the layout and type of their kind, which follows from shape and type."""
     if x.dtype.kind not in "biuf":
         raise BadInput(f"data {name!r}: x must be numbers, but its type is {x.dtype}")
     if kind == "text":
         return x.astype(np.int32), kind
     if x.ndim == 3 and (kind == "image" or (kind is None and x.dtype == np.uint8)):
         x = x[:, None]
-    found = kind or {4: "image", 3: "signal", 2: "table"}.get(x.ndim)
-    if found not in get_args(Kind):
+    kind_of_axes: dict[int, Kind] = {4: "image", 3: "signal", 2: "table"}
+    inferred = kind or kind_of_axes.get(x.ndim)
+    if inferred is None or inferred not in get_args(Kind):
         raise BadInput(
             f"data {name!r}: x has shape {x.shape}; give images [n, C, H, W], signals [n, C, L] "
             "or a table [n, d]"
         )
     if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    if found != "image" or x.dtype != np.uint8:
-        x = x.astype(np.float32)
+    if inferred != "image" or x.dtype != np.uint8:
+        with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and refused below
+            x = x.astype(np.float32)
         if not np.isfinite(x).all():
             raise BadInput(f"data {name!r}: x has NaN or infinite values; fill or drop those rows")
-    return x, found  # type: ignore[return-value]
+    return x, inferred
 
 
 def _statistics(

@@ -24,7 +24,7 @@ splits = Registry("split")
 
 @dataclass(frozen=True)
 class Divided:
-    """What a split makes: three sets of rows per client, and test sets that belong to nobody."""
+    """What a split makes: three sets of rows per client, and test sets that belong to no client."""
 
     clients: tuple[ClientRows, ...]
     shared: Mapping[str, Ints]
@@ -40,7 +40,7 @@ class Dealer:
     seed: int
 
     def __call__(self, rows: Ints) -> list[Ints]:
-        """The rows of each client, of those given."""
+        """These rows, divided over the clients."""
         s = self.source
         pool = Pool(np.asarray(s.y), s.classes, s.domain, s.user).only(rows)
         return [rows[at] for at in deal(self.expression, pool, self.clients, self.seed)]
@@ -125,10 +125,8 @@ def capped(train: int = 500, val: float = 0.0, share: float = 0.8, *, dealer: De
     for i, rows in enumerate(dealer(dealer.every_row)):
         shuffled = rng(dealer.seed, "split", i).permutation(rows)
         learn = max(1, min(train, round(share * len(rows))))
-        held = int(val * learn + 1e-9)
-        clients.append(
-            _sorted(shuffled[: learn - held], shuffled[learn - held : learn], shuffled[learn:])
-        )
+        first = learn - int(val * learn + 1e-9)
+        clients.append(_sorted(shuffled[:first], shuffled[first:learn], shuffled[learn:]))
     return Divided(tuple(clients), {})
 
 
@@ -180,17 +178,17 @@ def _drawn_alike(
     """Test rows from `pool` for each client, with the class proportions of its training rows."""
     y, classes = np.asarray(dealer.source.y), dealer.source.classes
     gen = rng(dealer.seed, "official test")
-    held = np.stack([class_totals(y[rows], classes) for rows in trains])
+    train_counts = np.stack([class_totals(y[rows], classes) for rows in trains])
     if size is None:
-        there, needed = class_totals(y[pool], classes), held.sum(axis=0)
-        both = np.flatnonzero((needed > 0) & (there > 0))
-        share = np.min(there[both] / needed[both], initial=1.0)
-        counts = np.zeros_like(held)
-        for k in both:
-            counts[:, k] = apportion(int(share * needed[k] + 1e-9), held[:, k], gen)
+        available, needed = class_totals(y[pool], classes), train_counts.sum(axis=0)
+        in_both = np.flatnonzero((needed > 0) & (available > 0))
+        share = np.min(available[in_both] / needed[in_both], initial=1.0)
+        counts = np.zeros_like(train_counts)
+        for k in in_both:
+            counts[:, k] = apportion(int(share * needed[k] + 1e-9), train_counts[:, k], gen)
     else:
         whole(test_size=size)
-        counts = np.stack([apportion(size, row, gen) for row in held])
+        counts = np.stack([apportion(size, row, gen) for row in train_counts])
     return [pool[at] for at in take(counts, y[pool], gen, sharing=sharing)]
 
 

@@ -32,11 +32,11 @@ def words(text: str) -> list[str]:
 def tokenize(
     texts: Sequence[str], vocabulary: int = VOCABULARY, positions: int = POSITIONS
 ) -> tuple[np.ndarray, int]:
-    """Token ids int32 `[n, positions]`, and the number of ids there are (at most `vocabulary`).
+    """Token ids int32 `[n, positions]`, and the number of different ids (at most `vocabulary`).
 
     The most frequent words get the lowest ids from 2 on, equally frequent ones in alphabetical
     order; 0 pads short texts at the end, 1 stands for words beyond the vocabulary. Words are
-    counted over all texts given, as in the papers, which merge the published splits.
+    counted over all texts, as in the papers, which merge the published splits.
 
     >>> ids, size = tokenize(["b a b", "a b c"], vocabulary=4, positions=4)
     >>> ids.tolist(), size

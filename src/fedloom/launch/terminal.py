@@ -128,7 +128,8 @@ def partition_table(data: FederatedData, console: Console) -> Table:
     for cid, row in enumerate(data.counts()):
         most = sorted((c for c in range(len(row)) if row[c]), key=lambda c: (-row[c], c))[:3]
         shown = ", ".join(f"{names[c]} {row[c]}" for c in most)
-        short.add_row(str(cid), str(row.sum()), str(int((row > 0).sum())), Text(shown))
+        client = f"{cid} {data.client_names[cid]}" if data.partition.names else str(cid)
+        short.add_row(Text(client), str(row.sum()), str(int((row > 0).sum())), Text(shown))
     return short
 
 

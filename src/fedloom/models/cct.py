@@ -72,8 +72,8 @@ class StochasticDepth(nn.Module):
         if not self.training or self.probability == 0.0:
             return x
         keep = 1.0 - self.probability
-        kept = torch.empty(len(x), 1, 1, dtype=x.dtype, device=x.device).bernoulli_(keep)
-        return x * kept / keep
+        mask = torch.empty(len(x), 1, 1, dtype=x.dtype, device=x.device).bernoulli_(keep)
+        return x * mask / keep
 
 
 class Layer(nn.Module):

@@ -43,7 +43,7 @@ def fasttext(
     """DBE's network for AG News: word vectors of 32, their mean, a linear layer, the head.
 
     Args:
-        vocabulary: number of tokens, given by the data where they are text; 0 is padding.
+        vocabulary: number of tokens, set by the data where they are text; 0 is padding.
         mean: over all `positions` of the padded text, as published, or over its `words` alone.
         published: the published code's log-softmax, which lands on the representation once the
             head is split off. The paper's AG News rows were most likely made with it.

@@ -1,7 +1,7 @@
 """What several networks share: cutting a trunk into stages, and layers that know their own start.
 
-A layer's initialisation sits in its `reset_parameters`, because `Net.fresh` draws another start
-through it; initialising from outside would be forgotten there.
+A layer's initialisation is in its `reset_parameters`, because `Net.fresh` calls it to draw another
+start; values set from outside would be lost then.
 """
 
 from __future__ import annotations

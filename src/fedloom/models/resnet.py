@@ -35,9 +35,9 @@ class BasicBlock(nn.Module):
             self.downsample = nn.Sequential(shortcut, norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = x if self.downsample is None else self.downsample(x)
+        shortcut = x if self.downsample is None else self.downsample(x)
         z = self.relu(self.bn1(self.conv1(x)))
-        out: Tensor = self.relu(self.bn2(self.conv2(z)) + kept)
+        out: Tensor = self.relu(self.bn2(self.conv2(z)) + shortcut)
         return out
 
 

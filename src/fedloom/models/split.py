@@ -1,7 +1,7 @@
 """Any module as a net: cut it before its head, and prove that nothing changed.
 
 The cut is made on a copy. The net and the module are then run side by side, in both modes and with
-other weights; where they differ, the module cannot be cut there and the error says why.
+other weights; if their outputs differ, the module cannot be cut at this layer: the error says why.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ def _links(module: nn.Module, prefix: str = "") -> Iterable[tuple[str, nn.Module
 
 def _inside(links: list[tuple[str, nn.Module]], path: str) -> list[int]:
     """Where a submodule sits in the row; a container is all that it contains."""
-    found = [i for i, (p, _) in enumerate(links) if p == path or p.startswith(f"{path}.")]
-    if not found:
+    positions = [i for i, (p, _) in enumerate(links) if p == path or p.startswith(f"{path}.")]
+    if not positions:
         raise BadInput(
             f"{path!r} is inside a module that is not a plain nn.Sequential, where no stage can "
             f"end; name one of: {', '.join(p for p, _ in links)}"
         )
-    return found
+    return positions
 
 
 def _start(links: list[tuple[str, nn.Module]], path: str) -> int:
@@ -197,11 +197,11 @@ def _difference(
         for p in original.parameters():
             p.mul_(scale)
         try:
-            found = net(w, probe, train=train, want=net.logits)[net.logits]
+            output = net(w, probe, train=train, want=net.logits)[net.logits]
         except Exception as e:  # whatever the user's own code raises without its head
             return f"fail ({type(e).__name__}: {e})"
     expected = _run(original, probe, train)
-    if found.shape == expected.shape and torch.allclose(found, expected, 1e-4, 1e-5):
+    if output.shape == expected.shape and torch.allclose(output, expected, 1e-4, 1e-5):
         return None
     return "do not give its output"
 

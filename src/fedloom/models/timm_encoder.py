@@ -49,8 +49,8 @@ def _timm() -> ModuleType:
         raise BadInput(
             f"timm_encoder needs the package {e.name}; install it with: pip install 'fedloom[timm]'"
         ) from None
-    found: ModuleType = timm
-    return found
+    module: ModuleType = timm
+    return module
 
 
 def _create(timm: ModuleType, name: str, pretrained: bool, channels: int) -> Any:

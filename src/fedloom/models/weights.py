@@ -47,16 +47,16 @@ def _read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check(path: str | Path, given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
+def _check(path: str | Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
     for key, value in wanted.items():
-        if key in given and given[key].shape != value.shape:
+        if key in saved and saved[key].shape != value.shape:
             raise BadInput(
-                f"{str(path)!r}: {key} has shape {tuple(given[key].shape)}, this network needs "
+                f"{str(path)!r}: {key} has shape {tuple(saved[key].shape)}, this network needs "
                 f"{tuple(value.shape)}; check the channels of the data and the model's options"
             )
     # The counter is absent from files of older torch versions and plays no part in eval mode.
-    missing = [k for k in wanted if k not in given and not k.endswith("num_batches_tracked")]
-    unknown = [k for k in given if k not in wanted]
+    missing = [k for k in wanted if k not in saved and not k.endswith("num_batches_tracked")]
+    unknown = [k for k in saved if k not in wanted]
     if missing or unknown:
         raise BadInput(
             f"{str(path)!r} holds another network: {len(missing)} tensors are missing"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedloom.data import FederatedData
-from fedloom.data.local import offline
 from fedloom.data.picture import bubble_svg, cells
+from fedloom.data.tables import offline
 from fedloom.drawing.figures import plain_table
 from fedloom.drawing.html import Html, tag
 from fedloom.errors import FedloomError

@@ -13,6 +13,7 @@ from pydantic import (
     StringConstraints,
     ValidationError,
     field_validator,
+    model_validator,
 )
 
 from fedloom.errors import BadInput, suggestion
@@ -34,6 +35,16 @@ class RunConfig(BaseModel):
 
     method: Words = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
     data: Words = Field("digits", description="a known name, or a path to your own data")
+    label: Words | None = Field(None, description="label column; by default label, target or y")
+    client: Words | None = Field(
+        None, description="column that says who holds a row; by default user or client"
+    )
+    domain: Words | None = Field(
+        None, description="column that says where a row comes from; by default domain"
+    )
+    inputs: Words | None = Field(
+        None, description="input columns, e.g. 'age, dose'; by default all others"
+    )
     partition: Words = Field("dirichlet(alpha=0.1)", description="expression, or a saved .json")
     clients: int | None = Field(
         None, ge=1, description="number of clients; by default 20, or as many as the data has"
@@ -89,6 +100,16 @@ class RunConfig(BaseModel):
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_clients_are_the_clients(cls, given: Any) -> Any:
+        """Whoever names the column of clients or domains, and no partition, divides by it."""
+        if isinstance(given, dict) and given.get("partition") is None:
+            for key, partition in (("client", "by_user"), ("domain", "by_domain")):
+                if given.get(key) is not None:
+                    return {**given, "partition": partition}
+        return given
+
     @field_validator("normalize", mode="before")
     @classmethod
     def _none_is_a_word(cls, value: Any) -> Any:
@@ -131,6 +152,10 @@ class RunSettings(TypedDict, total=False):
     """The keys of `RunConfig` that `run` and `compare` take by name, for type checkers; a test
     keeps the two alike."""
 
+    label: str | None
+    client: str | None
+    domain: str | None
+    inputs: str | None
     partition: str
     clients: int | None
     split: str

@@ -14,7 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
 from fedloom.core.protocol import PROTOCOLS, Protocol
-from fedloom.data import FederatedData, Partition, RemoteData, Source, federate, load
+from fedloom.data import FederatedData, Partition, RemoteData, federate, load
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import describe, parse_method
 from fedloom.models import build_model
@@ -41,7 +41,7 @@ class Experiment:
         cls,
         config: RunConfig,
         method: Method | None = None,
-        data: FederatedData | RemoteData | Source | None = None,
+        data: Any = None,
         model: Model | None = None,
     ) -> Experiment:
         """Objects, where given, stand in for the configuration's expressions."""
@@ -80,17 +80,24 @@ def _method(config: RunConfig, method: Method | None) -> Method:
     return replace(made, opt=replace(made.opt, **said))
 
 
-def federated(config: RunConfig, data: FederatedData | Source | None = None) -> FederatedData:
-    """The configured data, divided over clients."""
+def federated(config: RunConfig, data: Any = None) -> FederatedData:
+    """The configured data, or what `load` makes of an object in its place, divided over clients."""
     if isinstance(data, FederatedData):
         return data
-    if data is None:
-        data = load(config.data, normalize=config.normalization, image_size=config.image_size)
+    source = load(
+        config.data if data is None else data,
+        normalize=config.normalization,
+        image_size=config.image_size,
+        label=config.label,
+        client=config.client,
+        domain=config.domain,
+        inputs=config.inputs or (),
+    )
     partition: str | Partition = config.partition
     if config.partition.endswith(".json"):
         partition = Partition.load(Path(config.partition))
     return federate(
-        data,
+        source,
         partition,
         clients=config.clients,
         seed=config.partition_seed,

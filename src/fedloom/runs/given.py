@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.core.method import Method
-from fedloom.data import FederatedData, load
+from fedloom.data import FederatedData
 from fedloom.errors import BadInput
 from fedloom.methods import describe
 from fedloom.runs.config import RunConfig
@@ -31,21 +31,39 @@ class Given:
 
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
         """The configuration, with a placeholder for what has no expression."""
+        if isinstance(self.data, FederatedData):
+            _check_not_divided_again(self.data, settings)
         data = self.data if isinstance(self.data, str) else OBJECT
         model = self.model if isinstance(self.model, str) else OBJECT
         return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
 
     def build(self, config: RunConfig) -> Experiment:
         """The experiment of a configuration and these objects."""
-        data = None if isinstance(self.data, str) else self.data
-        if data is not None and not isinstance(data, FederatedData):
-            data = load(data, normalize=config.normalization, image_size=config.image_size)
         return Experiment.build(
             config,
             None if isinstance(self.method, str) else self.method,
-            data,
+            None if isinstance(self.data, str) else self.data,
             None if isinstance(self.model, str) else self.model,
         )
+
+
+_DIVIDING = (
+    *("label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
+    *("augment", "normalize", "image_size", "partition_seed"),
+)
+"""Keys that say how data is read and divided."""
+
+
+def _check_not_divided_again(data: FederatedData, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that data which is divided already would not follow."""
+    for key in _DIVIDING:
+        default = RunConfig.model_fields[key].default
+        value = settings.get(key, default)
+        if value not in (default, len(data) if key == "clients" else default):
+            raise BadInput(
+                f"{key} = {value!r} would change nothing, as this data is divided already; "
+                f"leave {key} out, or give the undivided data, its `source`"
+            )
 
 
 def rebuilt(
@@ -67,7 +85,11 @@ def rebuilt(
                 f"the run in {path} was given its {key} as a Python object; give it again"
                 f" from Python: fedloom.{call}({str(path)!r}, {key}=...)"
             )
-    given = Given(method or config.method, data or config.data, model or config.model)
+    given = Given(
+        config.method if method is None else method,
+        config.data if data is None else data,
+        config.model if model is None else model,
+    )
     more = {} if rounds is None else {"rounds": rounds}
     # A folder that was moved is resumed where it is now.
     return given.build(config.changed(out=str(path), **more))

@@ -37,8 +37,10 @@ class ClientRows:
 
 
 class PackedRows(Sequence[ClientRows]):
-    """The rows of all clients in one array: an array for each split of each of 100,000 clients
-    takes four times the memory, and a second to send to a worker.
+    """The rows of all clients in one array.
+
+    Separate arrays for each split of each of 100,000 clients would take four times the memory, and
+    a second to send to a worker.
 
     >>> packed = PackedRows([ClientRows(np.array([4, 2])), ClientRows(np.array([7]))])
     >>> len(packed), packed[1].train, packed[-2].all
@@ -73,10 +75,11 @@ class PackedRows(Sequence[ClientRows]):
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Rows of every client, and of test sets that belong to nobody.
+    """Rows of every client, and of test sets that belong to no client.
 
     `label_maps[i]` is what client i calls each class, where clients disagree (concept shift).
-    `source` is the fingerprint of the data the rows are of; `recipe` is what was asked for.
+    `source` is the fingerprint of the data the rows are of; `recipe` is the expressions and the
+    seed it was made with. `names[i]` is what client i is called; without names it is its number.
     """
 
     clients: Sequence[ClientRows]
@@ -84,9 +87,12 @@ class Partition:
     label_maps: Ints | None = None  # [N, K]
     source: str = ""
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "clients", self.packed)
+        if self.names and len(self.names) < len(self.clients):
+            raise BadInput(f"{len(self.names)} names are too few for {len(self.clients)} clients")
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -94,24 +100,30 @@ class Partition:
     @property
     def packed(self) -> PackedRows:
         """`clients`, for questions about all of them at once."""
-        held = self.clients
-        return held if isinstance(held, PackedRows) else PackedRows(held)
+        clients = self.clients
+        return clients if isinstance(clients, PackedRows) else PackedRows(clients)
+
+    @property
+    def client_names(self) -> list[str]:
+        """What each client is called: its site's or user's name, or its number."""
+        return [self.names[i] if self.names else str(i) for i in range(len(self))]
 
     @cached_property
     def fingerprint(self) -> str:
-        """Sha256 over all rows and label maps: the same exactly where clients hold the same."""
+        """Sha256 over all rows and label maps, not the names: two partitions have the same one
+        exactly where their clients hold the same."""
         digest = hashlib.sha256()
         maps = [] if self.label_maps is None else [self.label_maps.ravel()]
-        named = [a for name, rows in sorted(self.shared.items()) for a in (name, rows)]
-        for part in [*(rows for client in self.clients for rows in client), *named, *maps]:
+        shared = [part for name, rows in sorted(self.shared.items()) for part in (name, rows)]
+        for part in [*(rows for client in self.clients for rows in client), *shared, *maps]:
             data = part.encode() if isinstance(part, str) else part.astype("<i8").tobytes()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
 
     def counts(self, labels: Ints, classes: int, split: SplitName | None = None) -> Ints:
         """Samples of each client and class, of one split or of all. [N, K]"""
-        held = [c.all if split is None else getattr(c, split) for c in self.clients]
-        table = np.stack([class_totals(labels[rows], classes) for rows in held])
+        rows_of = [c.all if split is None else getattr(c, split) for c in self.clients]
+        table = np.stack([class_totals(labels[rows], classes) for rows in rows_of])
         if self.label_maps is None:
             return table
         renamed = np.zeros_like(table)
@@ -130,35 +142,37 @@ class Partition:
         tail = {
             "shared": {name: rows.tolist() for name, rows in self.shared.items()},
             "label_maps": None if maps is None else maps.tolist(),
+            **({"client_names": list(self.names)} if self.names else {}),
         }
-        # Client by client: rows as Python's numbers take many times the memory of the array.
+        # Client by client: as Python numbers, rows take many times the memory of the array.
         clients = ", ".join(json.dumps([r.tolist() for r in client]) for client in self.clients)
         return f'{json.dumps(head)[:-1]}, "clients": [{clients}], {json.dumps(tail)[1:]}'
 
     @classmethod
     def from_json(cls, text: str, where: str = "this text") -> Partition:
-        """The partition written by `to_json`; an error where a row was altered since."""
+        """The partition written by `to_json`; an error if a row was altered since."""
         try:
             saved = json.loads(text)
             if saved["format"] != FORMAT:
                 raise ValueError(saved["format"])
             maps = saved["label_maps"]
-            made = cls(
+            partition = cls(
                 clients=tuple(ClientRows(*map(_rows, client)) for client in saved["clients"]),
                 shared={name: _rows(rows) for name, rows in saved["shared"].items()},
                 label_maps=None if maps is None else np.array(maps, dtype=np.int64),
                 source=saved["source"],
                 recipe=saved["recipe"],
+                names=_names(saved.get("client_names", []), len(saved["clients"])),
             )
             expected = saved["fingerprint"]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise BadInput(f"{where} is not a partition saved by fedloom; make it again") from None
-        if made.fingerprint != expected:
+        if partition.fingerprint != expected:
             raise BadInput(
                 f"{where} was altered after it was saved: its rows have fingerprint "
-                f"{made.fingerprint[:12]}, it says {str(expected)[:12]}; make it again"
+                f"{partition.fingerprint[:12]}, it says {str(expected)[:12]}; make it again"
             )
-        return made
+        return partition
 
     def save(self, path: str | Path) -> None:
         """Write the partition to a file."""
@@ -166,12 +180,18 @@ class Partition:
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
-        """Read a saved partition and check that nobody altered it."""
+        """Read a saved partition and check that it was not altered."""
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise BadInput(f"cannot read the partition file {path} ({e})") from None
         return cls.from_json(text, where=f"partition file {path}")
+
+
+def _names(values: list[str], clients: int) -> tuple[str, ...]:
+    if not all(type(v) is str for v in values) or (values and len(values) != clients):
+        raise ValueError("names are texts, one for each client")
+    return tuple(values)
 
 
 def _rows(values: list[int]) -> Ints:

@@ -61,14 +61,14 @@ def _class_wise(
     totals: Ints, alpha: float, clients: int, capped: bool, gen: np.random.Generator
 ) -> Ints:
     counts = np.zeros((clients, len(totals)), dtype=np.int64)
-    held = np.zeros(clients, dtype=np.int64)
+    sizes = np.zeros(clients, dtype=np.int64)
     for k in np.flatnonzero(totals):
-        open_to = held < totals.sum() / clients if capped else np.ones(clients, dtype=bool)
+        open_to = sizes < totals.sum() / clients if capped else np.ones(clients, dtype=bool)
         share = gen.dirichlet(np.full(clients, alpha)) * open_to
         # A small alpha may put all of its mass on clients that are already full.
         share = share / share.sum() if share.sum() > 0 else open_to / open_to.sum()
         counts[:, k] = np.diff(np.rint(np.cumsum(share) * totals[k]).astype(np.int64), prepend=0)
-        held += counts[:, k]
+        sizes += counts[:, k]
     return counts
 
 
@@ -79,8 +79,8 @@ def dirichlet_equal(
     """Client-wise: each client's classes come from its own Dir(alpha); clients are of equal size.
 
     FedCR's non-iid_2. Clients draw side by side and without replacement, each n // N rows; where
-    more is asked of a class than it has, who gets its rows is drawn, and the others draw again
-    among the classes left (so favourites running out cannot stall it).
+    they draw more rows of a class than it has, lots decide who gets them, and the others draw again
+    among the classes that have rows left. So no class that runs out can stop the draw.
     """
     positive(alpha=alpha)
     _enough(labels, clients)
@@ -125,10 +125,12 @@ def lda(
     gen, left = rng(seed, "lda"), class_totals(labels, classes)
     counts = np.zeros((clients, classes), dtype=np.int64)
     for i in range(clients):
-        there = np.flatnonzero(left)
-        prior = left[there] / left.sum() if concentration == "total" else np.ones(len(there))
+        available = np.flatnonzero(left)
+        prior = (
+            left[available] / left.sum() if concentration == "total" else np.ones(len(available))
+        )
         q = np.zeros(classes)
-        q[there] = gen.dirichlet(alpha * prior)
+        q[available] = gen.dirichlet(alpha * prior)
         quota = len(labels) // clients
         while quota:
             got = np.minimum(gen.multinomial(quota, _among(q, left)), left)

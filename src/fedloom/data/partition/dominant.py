@@ -25,8 +25,8 @@ def dominant(
 ) -> list[Ints]:
     """Client i has `size` rows: `uniform` of them over all classes, the rest dominant ones.
 
-    Its dominant classes, in equal parts, are those of group i mod G. `groups` is how many groups
-    of consecutive classes there are, each starting with the last class of the one before (5 of 10
+    Its dominant classes, in equal parts, are those of group i mod G. `groups` is the number of
+    groups of consecutive classes, each starting with the last class of the one before (5 of 10
     classes: 012, 234, 456, 678, 890), or "emnist" (digits, upper case, lower case of 62 classes),
     or the class lists themselves.
 

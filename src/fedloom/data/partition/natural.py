@@ -22,7 +22,10 @@ def by_domain(
     """
     whole(per_domain=per_domain)
     if domain is None:
-        raise PartitionError("by_domain needs data with domains, and this source names none")
+        raise PartitionError(
+            "by_domain needs data with domains, and this source names none; "
+            "name the column of a table by domain=... (--domain on the command line)"
+        )
     if per_domain > classes:
         raise PartitionError(f"per_domain={per_domain} but there are only {classes} classes")
     blocks = np.array_split(np.arange(classes), per_domain)
@@ -38,7 +41,10 @@ def by_user(min_size: int = 1, *, user: Ints | None) -> list[Ints]:
     """A user is a client; users with fewer than `min_size` rows are left out."""
     whole(min_size=min_size)
     if user is None:
-        raise PartitionError("by_user needs data with natural users, and this source names none")
+        raise PartitionError(
+            "by_user needs data with natural users, and this source names none; "
+            "name the column of a table by client=... (--client on the command line)"
+        )
     ids, sizes = np.unique(user, return_counts=True)
     if not (sizes >= min_size).any():
         raise PartitionError(f"no user has {min_size} rows; the largest has {sizes.max()}")

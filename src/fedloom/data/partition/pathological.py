@@ -36,7 +36,8 @@ def pathological(
 
     `order` says which. "label": the classes in label order, each to the first clients that have
     room, all classes to equally many (DBE). "consecutive": client i has classes i, i+1, ... mod K
-    (FedCR's code). "random": drawn for each client (FedCR's text); a class nobody drew is left out.
+    (FedCR's code). "random": drawn for each client (FedCR's text); a class that none drew is left
+    out.
 
     `balanced=False` divides a class over its holders in random amounts, all rows of it (DBE).
     `balanced=True` fills all clients row by row, in turn, to one size, as far as that goes (FedCR).
@@ -107,18 +108,18 @@ def _filled(totals: Ints, owned: np.ndarray) -> Ints:
     counts = owned.astype(np.int64)
     left = (totals - counts.sum(axis=0)).tolist()
     share = (totals / np.maximum(owned.sum(axis=0), 1)).tolist()
-    held = [dict.fromkeys(np.flatnonzero(row).tolist(), 1) for row in owned]
+    rows_by_class = [dict.fromkeys(np.flatnonzero(row).tolist(), 1) for row in owned]
     while True:
-        turn = []
-        for own in held:
-            there = [k for k in own if left[k]]
-            if not there:
+        taken = []
+        for own in rows_by_class:
+            available = [k for k in own if left[k]]
+            if not available:
                 return counts
-            k = min(there, key=lambda k: own[k] / share[k])
+            k = min(available, key=lambda k: own[k] / share[k])
             own[k] += 1
             left[k] -= 1
-            turn.append(k)
-        counts[np.arange(len(held)), turn] += 1
+            taken.append(k)
+        counts[np.arange(len(rows_by_class)), taken] += 1
 
 
 def _enough_to_share(totals: Ints, owned: np.ndarray) -> None:

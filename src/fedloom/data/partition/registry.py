@@ -22,7 +22,7 @@ partitions = Registry("partition", "fedloom.data.partition")
 modifiers = Registry("partition modifier", "fedloom.data.partition")
 
 CLIENTS = 20
-"""Clients where nobody says how many and the data has no natural number of them."""
+"""Number of clients where none is set and the data has no natural number of them."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pool:
 
 
 def deal(expression: str, pool: Pool, clients: int | None, seed: int) -> list[Ints]:
-    """Positions into the pool for each client, checked: nobody is left with nothing.
+    """Positions into the pool for each client; an error where a client would get no rows.
 
     `clients=None` is 20, or as many as the data has domains or users where these are the clients.
 
@@ -54,12 +54,12 @@ def deal(expression: str, pool: Pool, clients: int | None, seed: int) -> list[In
     whole(clients=CLIENTS if clients is None else clients)
     if not len(pool.labels):
         raise PartitionError(f"there are no rows for {expression!r} to divide")
-    given = {"labels": pool.labels, "classes": pool.classes, "seed": seed}
+    context = {"labels": pool.labels, "classes": pool.classes, "seed": seed}
     parts: list[Ints] = partitions.build(
-        first, **given, clients=clients or CLIENTS, domain=pool.domain, user=pool.user
+        first, **context, clients=clients or CLIENTS, domain=pool.domain, user=pool.user
     )
     for call in rest:
-        parts = modifiers.build(call, **given, parts=parts)
+        parts = modifiers.build(call, **context, parts=parts)
     if clients is not None and len(parts) != clients:
         raise PartitionError(
             f"{first.name} makes {len(parts)} clients of this data, not {clients}; "

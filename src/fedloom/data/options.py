@@ -1,0 +1,76 @@
+"""The settings of `load`: which columns, which classes, which size of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedloom.data.text import POSITIONS, VOCABULARY
+from fedloom.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, or the arrays of an `.npz` file, that a user names.
+
+    A role that is None is looked for under its usual names (`tables.UsualNames`); `inputs` that are
+    empty are all columns without another role.
+    """
+
+    label: str | None = None
+    client: str | None = None
+    domain: str | None = None
+    inputs: tuple[str, ...] = ()
+
+    @classmethod
+    def named(
+        cls,
+        label: str | None,
+        client: str | None,
+        domain: str | None,
+        inputs: str | Sequence[str],
+    ) -> Columns:
+        """Columns as a user writes them; several inputs may be one text, `"age, dose"`.
+
+        >>> Columns.named("outcome", None, None, "age, dose").inputs
+        ('age', 'dose')
+        """
+        names = inputs.split(",") if isinstance(inputs, str) else inputs
+        stripped = [name.strip() for name in names]
+        columns = cls(label, client, domain, tuple(name for name in stripped if name))
+        role_of: dict[str, str] = {}
+        for role, name in columns.roles():
+            if name in role_of:
+                raise BadInput(
+                    f"{role_of[name]} and {role} both name the column {name!r}; "
+                    "a column has one role"
+                )
+            role_of[name] = role
+        return columns
+
+    def roles(self) -> list[tuple[str, str]]:
+        """Each named column after the role it is named for."""
+        single = [("label", self.label), ("client", self.client), ("domain", self.domain)]
+        named = [(role, name) for role, name in single if name is not None]
+        return [*named, *(("inputs", name) for name in self.inputs)]
+
+    def refuse_for(self, data: str) -> None:
+        """An error where a column is named although the data has none."""
+        for role, name in self.roles():
+            raise BadInput(
+                f"{role} = {name!r} names a column of a table, and {data} has no columns; "
+                f"leave {role} out"
+            )
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that decides what is read; part of the cache key."""
+
+    image_size: int | None = None
+    subset: str | None = None
+    classes: tuple[str | int, ...] = ()
+    class_names: tuple[str, ...] | None = None
+    columns: Columns = Columns()
+    vocabulary: int = VOCABULARY
+    positions: int = POSITIONS

@@ -1,0 +1,457 @@
+"""Tables: CSV and parquet files, folders of parquet files, `datasets` and pandas objects.
+
+A row is one sample. Every column has a role: label, client (who holds the row), domain (where it
+comes from) or input. The input is numbers, one column of images, or one column of text.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from fedloom.data.cache import scratch_folder
+from fedloom.data.images import Picture, decode
+from fedloom.data.options import Columns, Options
+from fedloom.data.source import (
+    Kind,
+    Source,
+    class_codes,
+    code_labels,
+    codes,
+    is_missing,
+    rows_of_classes,
+)
+from fedloom.data.text import tokenize
+from fedloom.errors import BadInput, FedloomError, suggestion
+
+SUFFIXES = (".csv", ".parquet")
+_SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # files of `save_to_disk`
+_NUMBER = re.compile(r"u?int\d+|float\d+|double|bool")
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")  # a data frame's index, as pandas saves it
+_BATCH = 500  # undecoded images in memory at a time
+_SAMPLE = 1000  # rows that show whether a column is text
+_SHOWN = 30  # columns listed in a message
+
+Holds = Literal["numbers", "images", "text", "other"]
+
+
+@dataclass(frozen=True)
+class UsualNames:
+    """What the column of a role is called where the user names none; the first that is present
+    counts. Without `inputs`, every column that has no other role is an input."""
+
+    label: tuple[str, ...] = ("label", "target", "y")
+    client: tuple[str, ...] = ("user", "client")
+    domain: tuple[str, ...] = ("domain",)
+    inputs: tuple[str, ...] = ()
+
+
+USUAL = UsualNames()
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a `datasets.Dataset`, and which of them are the published test set."""
+
+    rows: Any
+    where: str  # how messages call it
+    test: np.ndarray | None = None
+    folder: Path | None = None  # what relative paths of images start from
+
+    @property
+    def columns(self) -> list[str]:
+        names: list[str] = self.rows.column_names
+        return names
+
+    def need(self, role: str, names: Sequence[str]) -> str:
+        """The first of these columns that is present; an error lists the table's columns."""
+        for name in names:
+            if name in self.columns:
+                return name
+        shown = " or ".join(map(repr, names))
+        raise BadInput(
+            f"{self.where} has no {role} column {shown}; it has: {_listed(self.columns)}; "
+            f"name it by {role}=... (--{role} on the command line){_nearest(names, self.columns)}"
+        )
+
+    def values(self, name: str) -> np.ndarray:
+        """One column as an array of its own."""
+        arrow = self.rows.select_columns([name]).with_format("arrow")[:]
+        return np.array(arrow.column(name).to_numpy())
+
+    def names_in(self, name: str) -> tuple[str, ...] | None:
+        """The names of a column's values, where the column is a `ClassLabel`."""
+        names = getattr(self.rows.features[name], "names", None)
+        return None if names is None else tuple(names)
+
+    def labels(
+        self, name: str, class_names: Sequence[str] | None
+    ) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A column's class codes and the names of all classes: the user's, or the column's own."""
+        values, own_names = self.whole(name), self.names_in(name)
+        if own_names is not None and class_names is not None:
+            values = np.array(own_names)[values]
+        return code_labels(values, class_names or own_names, self.where)
+
+    def coded(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """A column's codes and names, as its `ClassLabel` numbers them where it is one."""
+        values, names = self.whole(name), self.names_in(name)
+        return codes(values) if names is None else code_labels(values, names, self.where)
+
+    def numbered(self, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The values of a column that occur, numbered in sorted order, and their names."""
+        numbers, values = codes(self.whole(name))
+        names = self.names_in(name)
+        return numbers, values if names is None else tuple(names[int(v)] for v in values)
+
+    def whole(self, name: str) -> np.ndarray:
+        """A column without missing values; a `ClassLabel` has -1 for them."""
+        values = self.values(name)
+        missing = is_missing(values)
+        if self.names_in(name) is not None:
+            missing |= values < 0
+        if missing.any():
+            raise BadInput(
+                f"column {name!r} of {self.where} is missing in {int(missing.sum())} of "
+                f"{len(values)} rows; fill them or drop those rows"
+            )
+        return values
+
+    def holds(self, name: str) -> Holds:
+        """What the values of a column are."""
+        import datasets
+
+        feature = self.rows.features[name]
+        if isinstance(feature, datasets.Image):
+            return "images"
+        if isinstance(feature, dict):  # an image saved by other software than `datasets`
+            return "images" if "bytes" in feature else "other"
+        kind = str(getattr(feature, "dtype", ""))
+        if _NUMBER.fullmatch(kind):
+            return "numbers"
+        return "images" if "binary" in kind else "text" if "string" in kind else "other"
+
+    def take(self, rows: np.ndarray) -> Table:
+        """Some of the rows."""
+        test = None if self.test is None else self.test[rows]
+        return replace(self, rows=self.rows.select(rows), test=test)
+
+
+# ---------------------------------------------------------------------- opening
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Table]:
+    """The table in a file, or in a folder with the files of a `datasets` repository; its rows may
+    be in temporary files, which are gone afterwards."""
+    with scratch_folder() as scratch, offline():
+        yield _open(path, scratch)
+
+
+def _open(path: Path, scratch: Path) -> Table:
+    with readable(str(path)):
+        if path.is_dir():
+            return joined(read_folder(path, scratch), str(path), folder=path)
+        if path.suffix.lower() == ".csv":
+            return Table(_read_csv(path), str(path), folder=path.parent)
+        return Table(_read_parquet(path, scratch), str(path), folder=path.parent)
+
+
+def holds_tables(folder: Path) -> bool:
+    """Whether a folder has files that `read_folder` can read."""
+    if any((folder / name).is_file() for name in _SAVED_BY_DATASETS):
+        return True
+    return any(f.suffix.lower() == ".parquet" and f.is_file() for f in folder.rglob("*"))
+
+
+def read_folder(folder: Path, scratch: Path) -> Any:
+    """The `datasets.DatasetDict` or `Dataset` in a folder."""
+    import datasets
+
+    if any((folder / name).is_file() for name in _SAVED_BY_DATASETS):
+        return datasets.load_from_disk(str(folder))
+    return datasets.load_dataset(str(folder), cache_dir=str(scratch))
+
+
+def from_object(data: Any) -> Table | None:
+    """The table of a pandas or `datasets` object; None for any other object.
+
+    Neither library is imported here: a program that has such an object has imported it.
+    """
+    pandas, datasets = sys.modules.get("pandas"), sys.modules.get("datasets")
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        return Table(_from_frame(data, "the data frame"), "the data frame")
+    if datasets is None:
+        return None
+    if isinstance(data, datasets.IterableDataset | datasets.IterableDatasetDict):
+        raise BadInput(
+            "an iterable data set cannot be divided over clients, because its rows are only known "
+            "when it has been read; load it without streaming=True"
+        )
+    if isinstance(data, datasets.Dataset | datasets.DatasetDict):
+        return joined(data, "the data set")
+    return None
+
+
+def joined(
+    splits: Any, where: str, test: Sequence[str] = ("test",), folder: Path | None = None
+) -> Table:
+    """All splits of a `DatasetDict` as one table, the published test splits last."""
+    import datasets
+
+    if isinstance(splits, datasets.Dataset):
+        return Table(splits, where, folder=folder)
+    order = sorted(splits, key=lambda split: (split in test, split != "train", split))
+    with readable(where):
+        rows = datasets.concatenate_datasets([splits[split] for split in order])
+    mask = np.concatenate([np.full(len(splits[split]), split in test) for split in order])
+    return Table(rows, where, mask if mask.any() and not mask.all() else None, folder)
+
+
+def _read_csv(path: Path) -> Any:
+    import pandas as pd
+
+    # In one piece, so that a column's type follows from all of its values, not the first few.
+    frame = pd.read_csv(path, low_memory=False)
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str).iloc[0].dropna()
+    if twice := header[header.duplicated()].tolist():  # pandas would make another column of it
+        raise BadInput(f"{path} has two columns {twice[0]!r}; rename or drop one")
+    if not isinstance(frame.index, pd.RangeIndex):  # pandas took the first fields for an index
+        raise BadInput(f"the rows of {path} have more fields than its first line has names")
+    if len(frame.columns) == 1 and (marks := re.findall(r"[;\t|]", str(frame.columns[0]))):
+        raise BadInput(
+            f"the columns of {path} are separated by {marks[0]!r}; save it with commas between them"
+        )
+    return _from_frame(frame, str(path))
+
+
+def _from_frame(frame: Any, where: str) -> Any:
+    import datasets
+
+    with readable(where):
+        return datasets.Dataset.from_pandas(frame, preserve_index=False)
+
+
+def _read_parquet(path: Path, scratch: Path) -> Any:
+    import datasets
+    import pandas as pd
+
+    if not len(pd.read_parquet(path, columns=[])):  # `datasets` cannot open a table without rows
+        raise BadInput(f"{path} has no rows")
+    return datasets.Dataset.from_parquet(glob.escape(str(path)), cache_dir=str(scratch))
+
+
+@contextmanager
+def readable(where: str) -> Iterator[None]:
+    """What the libraries raise for a table they cannot read, as one sentence."""
+    try:
+        yield
+    except FedloomError:
+        raise
+    except Exception as e:  # pandas, pyarrow and datasets have errors of many kinds
+        cause = e.__cause__ or e
+        advice = "; save it as UTF-8" if isinstance(cause, UnicodeDecodeError) else ""
+        raise BadInput(f"cannot read the table {where}: {first_line(e)}{advice}") from None
+
+
+def first_line(error: Exception) -> str:
+    """What a library's error says, without what it wraps around it."""
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    return lines[0] if lines else type(cause).__name__
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Keep `datasets` from the network and the terminal: what is read here is on this disk."""
+    import datasets
+    from huggingface_hub import constants
+
+    switches = (datasets.config, "HF_HUB_OFFLINE"), (constants, "HF_HUB_OFFLINE")
+    loggers = [logging.getLogger(name) for name in ("datasets", "huggingface_hub")]
+    before = [getattr(module, name) for module, name in switches]
+    levels = [logger.level for logger in loggers]
+    bars = datasets.is_progress_bar_enabled()
+    try:
+        for module, name in switches:
+            setattr(module, name, True)
+        for logger in loggers:
+            logger.setLevel(logging.CRITICAL)
+        datasets.disable_progress_bars()
+        yield
+    finally:
+        for (module, name), value in zip(switches, before, strict=True):
+            setattr(module, name, value)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        if bars:
+            datasets.enable_progress_bars()
+
+
+# ---------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class _Roles:
+    label: str
+    client: str | None
+    domain: str | None
+    inputs: tuple[str, ...]
+
+
+def source_of(
+    table: Table, name: str, options: Options, scratch: Path, usual: UsualNames = USUAL
+) -> Source:
+    """A table's rows as a source; images are decoded into `scratch`."""
+    if not len(table.rows):
+        raise BadInput(f"{table.where} has no rows")
+    roles = _roles(table, options.columns, usual)
+    kind = _kind(table, roles.inputs, named=bool(options.columns.inputs or usual.inputs))
+    y, class_names = table.labels(roles.label, options.class_names)
+    if options.classes:  # before images are decoded: DomainNet has 345 classes, ten are wanted
+        wanted = class_codes(class_names, options.classes)
+        rows, y = rows_of_classes(y, wanted)
+        table, class_names = table.take(rows), tuple(class_names[c] for c in wanted)
+    client, client_names = table.numbered(roles.client) if roles.client else (None, ())
+    domain, domain_names = table.coded(roles.domain) if roles.domain else (None, ())
+    vocabulary = 0
+    if kind == "text":
+        texts = _texts(table, roles.inputs[0])
+        x, vocabulary = tokenize(texts, options.vocabulary, options.positions)
+    elif kind == "image":
+        x = _images(table, roles.inputs[0], options.image_size, scratch)
+    else:
+        x = _numbers(table, roles.inputs)
+    return Source(
+        name=name,
+        x=x,
+        y=y,
+        class_names=class_names,
+        kind=kind,
+        official_test=table.test,
+        domain=domain,
+        domain_names=domain_names,
+        user=client,
+        user_names=client_names,
+        vocabulary=vocabulary,
+    )
+
+
+def _roles(table: Table, columns: Columns, usual: UsualNames) -> _Roles:
+    label = table.need("label", (columns.label,) if columns.label else usual.label)
+    client = _optional(table, "client", columns.client, usual.client, {label})
+    domain = _optional(table, "domain", columns.domain, usual.domain, {label, client})
+    if columns.inputs:
+        return _Roles(
+            label, client, domain, tuple(table.need("inputs", (name,)) for name in columns.inputs)
+        )
+    if usual.inputs:
+        return _Roles(label, client, domain, (table.need("inputs", usual.inputs),))
+    # A second column that is usually the client is not a feature either.
+    taken = {label, client, domain, *(() if columns.client else usual.client)}
+    rest = [c for c in table.columns if c not in taken and not _INDEX.fullmatch(c)]
+    if not rest:
+        raise BadInput(f"{table.where} has no feature columns beside {label!r}")
+    return _Roles(label, client, domain, tuple(rest))
+
+
+def _optional(
+    table: Table, role: str, named: str | None, usual: Sequence[str], taken: set[str | None]
+) -> str | None:
+    """The column of a role that a table may lack, unless the user names one."""
+    if named is not None:
+        return table.need(role, (named,))
+    return next((name for name in usual if name in table.columns and name not in taken), None)
+
+
+def _kind(table: Table, inputs: tuple[str, ...], named: bool) -> Kind:
+    """What the inputs are together; a column of single words is text only where it was named."""
+    holds = {name: table.holds(name) for name in inputs}
+    not_numbers = [name for name in inputs if holds[name] != "numbers"]
+    if not not_numbers:
+        return "table"
+    name = not_numbers[0]
+    if len(inputs) == 1 and holds[name] == "images":
+        return "image"
+    if len(inputs) == 1 and holds[name] == "text" and (named or _is_prose(table, name)):
+        return "text"
+    what = holds[name] if holds[name] != "other" else str(table.rows.features[name])
+    raise BadInput(
+        f"column {name!r} of {table.where} is not numeric (it holds {what}); the input is numbers,"
+        " or one column of images or of text: encode it as numbers, drop it, name it by client=..."
+        " or domain=... (--client, --domain), or name the columns to use by inputs=... (--inputs)"
+    )
+
+
+def _is_prose(table: Table, name: str) -> bool:
+    """Whether most values are several words, and not categories, dates or misspelt numbers."""
+    texts = table.take(np.arange(min(_SAMPLE, len(table.rows)))).values(name).tolist()
+    return sum(len(str(text).split()) > 1 for text in texts) > len(texts) / 2
+
+
+def _numbers(table: Table, names: Sequence[str]) -> np.ndarray:
+    columns = []
+    for name in names:
+        with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and refused below
+            column = table.values(name).astype(np.float32)
+        if not np.isfinite(column).all():
+            raise BadInput(
+                f"column {name!r} of {table.where} has missing or infinite values; fill them"
+            )
+        columns.append(column)
+    return np.stack(columns, axis=1)
+
+
+def _texts(table: Table, name: str) -> list[str]:
+    return [str(text) for text in table.whole(name).tolist()]
+
+
+def _images(table: Table, name: str, size: int | None, scratch: Path) -> np.ndarray:
+    import datasets
+
+    rows = table.rows.select_columns([name])
+    if isinstance(rows.features[name], datasets.Image):
+        rows = rows.cast_column(name, datasets.Image(decode=False))
+
+    def pictures() -> Iterable[Picture]:
+        for batch in rows.with_format("arrow").iter(_BATCH):
+            for stored in batch.column(name).to_pylist():
+                yield _picture(stored, name, table)
+
+    return decode(pictures, len(rows), size, scratch)
+
+
+def _picture(stored: Any, name: str, table: Table) -> Picture:
+    """The bytes of an image, or the file they are in."""
+    if isinstance(stored, bytes):
+        return stored
+    if stored is None or not (stored.get("bytes") or stored.get("path")):
+        raise BadInput(f"column {name!r} of {table.where} lacks some images; drop those rows")
+    if stored["bytes"]:
+        content: bytes = stored["bytes"]
+        return content
+    path = Path(stored["path"])
+    path = path if table.folder is None else table.folder / path
+    if not path.is_file():
+        raise BadInput(f"{table.where} names the image file {path}, which does not exist")
+    return path
+
+
+def _listed(columns: Sequence[str]) -> str:
+    more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+    return f"{', '.join(columns[:_SHOWN])}{more}"
+
+
+def _nearest(names: Sequence[str], columns: Sequence[str]) -> str:
+    """'; did you mean ...?', or nothing: all columns are listed already."""
+    hint = suggestion(names[0], columns)
+    return hint if hint.endswith("?") else ""
