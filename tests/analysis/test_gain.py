@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedloom
-from fedloom.analysis.gain import gain, trend
+from fedloom.analysis.collaboration_gain import gain, trend
 from fedloom.errors import BadInput
 
 LOCAL = [0.5, 0.6, 0.7, 0.8]

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.analysis.collaboration_gain import Gain, gain
 from fedloom.analysis.cost import pace, sent_to_target
-from fedloom.analysis.fairness import Fairness, fairness
-from fedloom.analysis.gain import Gain, gain
+from fedloom.analysis.evenness import Fairness, fairness
 from fedloom.analysis.significance import Paired, compare, holm
 from fedloom.analysis.targets import (
     best_rounds,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.drift import feature_drift
-from fedloom.analysis.fisher import discriminant, fisher, fisher_within_classes
+from fedloom.analysis.fisher_ratio import discriminant, fisher, fisher_within_classes
 from fedloom.analysis.overlap import Overlap, centroid_ratio, feature_collapse
 from fedloom.analysis.separation import class_separation
 from fedloom.diagnose.measures.base import (

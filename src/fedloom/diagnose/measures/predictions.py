@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedloom.analysis.calibration import BINS, Calibration, calibration_of_clients
-from fedloom.analysis.classifier_bias import classifier_bias, prior_agreement
+from fedloom.analysis.class_bias import classifier_bias, prior_agreement
 from fedloom.analysis.ensemble import logit_average, probability_average
+from fedloom.analysis.reliability import BINS, Calibration, calibration_of_clients
 from fedloom.analysis.temperature import fit_temperature, tempered
 from fedloom.diagnose.measures.base import Measure, Options, Outcome, PerClient
 from fedloom.diagnose.snapshots import ClientView, ModelView, Snapshots
