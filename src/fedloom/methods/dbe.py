@@ -104,7 +104,7 @@ class MeanRegularization(Term):
 
     def loss(self, b, s):
         if (at := (self.name, s.training)) not in s.memo:
-            s.memo[at], s.memo[self.name] = 0.0, self.strengths(s.net)
+            s.memo[at], s.memo[self.name] = 0.0, self._strengths(s.net)
         kappa, mu = s.memo[self.name]
         m = mu * b.out[self.at or s.net.representation].mean(0) + (1 - mu) * s.memo[at]  # eq. (9)
         s.memo[at] = m.detach()
@@ -126,7 +126,7 @@ class MeanRegularization(Term):
             else broadcast_once.mark_holders(r, self.name)
         }
 
-    def strengths(self, net):
+    def _strengths(self, net):
         usual = STRENGTHS[network_kind(net)]
         return [v if x is None else x for x, v in zip((self.kappa, self.mu), usual, strict=True)]
 
