@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
@@ -18,7 +19,7 @@ from fedloom.errors import BadInput
 
 
 class Program:
-    """What every process of a run holds alike: method, nets, task, seed, number of clients.
+    """What is the same in every process of a run: method, nets, task, seed, number of clients.
 
     Several nets are dealt to the clients in turn (methods that exchange no weights allow unlike
     bodies); the shared tensors must then agree in shape.
@@ -39,10 +40,15 @@ class Program:
         for net in self.nets:
             for part in method.parts:
                 owner = METHOD if part is method else part.name
-                with rng_scope(seed, "extend", part.name), net.adding_for(owner):
+                with (
+                    rng_scope(seed, "extend", part.name),
+                    net.adding_for(owner),
+                    naming_hooks("before the run"),
+                ):
                     part.extend(net, clients)
             _check_pattern("shared", method.shared, net)
-        self._shared = [method.shared_keys(net) for net in self.nets]
+        with naming_hooks("before the run"):
+            self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()
 
     def net(self, cid: int) -> Net:
@@ -55,7 +61,8 @@ class Program:
 
     def schedule(self, rounds: int) -> list[Plan]:
         """The run, as a list of plans."""
-        plans = self.method.schedule(rounds)
+        with naming_hooks("before the run"):
+            plans = self.method.schedule(rounds)
         return [replace(p, seed=self.seed, clients=self.clients) for p in plans]
 
     def cohort(
@@ -63,14 +70,15 @@ class Program:
     ) -> list[int]:
         """Who takes part in a round: a seeded sample in id order, at least one client.
 
-        Drawn from those who are present (by default all), as many as of all clients.
+        It is drawn from the clients that are present (by default all); its size is the share of
+        all clients.
         """
-        there = range(self.clients) if present is None else present
+        candidates = range(self.clients) if present is None else present
         k = max(1, round(participation * self.clients))
-        if plan.cohort == "all" or k >= len(there):
-            return list(there)
-        drawn = torch.randperm(len(there), generator=generator(self.seed, plan.t, "cohort"))
-        return sorted(there[i] for i in drawn[:k].tolist())
+        if plan.cohort == "all" or k >= len(candidates):
+            return list(candidates)
+        order = torch.randperm(len(candidates), generator=generator(self.seed, plan.t, "cohort"))
+        return sorted(candidates[i] for i in order[:k].tolist())
 
     def owner(self, plan: Plan) -> Term:
         """The part a special round belongs to."""
@@ -86,8 +94,8 @@ class Program:
             return self.method.no_global
         net, shared = self.nets[0], self._shared[0]
         path = set(net.path_to(net.logits))
-        mine = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
-        personal = sorted(mine - shared)
+        needed = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
+        personal = sorted(needed - shared)
         return f"{personal[0]!r} stays with the clients" if personal else ""
 
     def _check_nets(self) -> None:

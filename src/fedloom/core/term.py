@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
+from fedloom.core.hooks import check_part
 from fedloom.core.tree import State, Tree
 
 if TYPE_CHECKING:
@@ -18,24 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """One mini-batch. `target` is what the loss uses, `y` stays the hard labels."""
+    """One mini-batch of the training loop."""
 
     x: Tensor
+    """The network's input, [n, ...]; `inputs` may change it."""
     y: Tensor
+    """Hard labels, [n]; never changed."""
     idx: Tensor
-    """Rows of the local training set."""
+    """Which rows of the local training set these are, [n]."""
     target: Tensor
+    """What the loss is computed with: `y`, or soft labels [n, K] that `inputs` put here."""
     out: dict[str, Tensor] = field(default_factory=dict)
-    """Stage outputs of the forward pass."""
+    """Every stage's output in the forward pass, by name; empty in `inputs`."""
 
 
 @dataclass(frozen=True)
 class Term:
     """Reads everything, writes only the slice called `name`; keeps nothing on itself.
 
-    Every hook is optional, and only hooks that are overridden are called in the loop.
+    Every hook is optional, and only hooks that are overridden are called in the loop. Public
+    functions of a subclass are hooks: one that is no hook is refused; helpers are called `_name`.
     """
 
+    _is_frame: ClassVar[bool] = True
+    """Declares hooks, as `Term` and `Method` do, and is not checked for misspelt ones."""
     name: ClassVar[str] = "term"
     """Slice, registry name and name in messages; unique in a composition."""
     family: ClassVar[str] = "other"
@@ -45,7 +52,7 @@ class Term:
     after: ClassVar[tuple[str, ...]] = ()
     """Special rounds over all clients after the last round."""
     keeps: ClassVar[Literal["personal", "shared"]] = "personal"
-    """Where the stages it added live."""
+    """Whether the stages it added stay with each client or are averaged."""
     train: ClassVar[bool] = True
     """The loop trains its stages in every phase; False: the term does so itself."""
     gathers: ClassVar[bool] = False
@@ -54,9 +61,20 @@ class Term:
     gathers_model: ClassVar[str] = ""
     """The same for the model: a pattern of the keys it reads."""
     refuses: ClassVar[tuple[str, ...]] = ()
-    """Names of partners that make no sense."""
+    """Names of parts it cannot be combined with."""
     requires: ClassVar[str] = ""
     """Pattern of model keys that must be shared."""
+
+    def __init_subclass__(cls, frame: bool = False) -> None:
+        super().__init_subclass__()
+        cls._is_frame = frame
+        if not frame:
+            check_part(cls, cls._frames())
+
+    @classmethod
+    def _frames(cls) -> list[type]:
+        """The classes that declare this one's hooks, nearest first."""
+        return [base for base in cls.__mro__ if vars(base).get("_is_frame")]
 
     def extend(self, net: Net, clients: int) -> None:
         """Add stages or tools, once, before the run, in a seeded scope."""
@@ -104,5 +122,5 @@ class Term:
         return {}
 
     def overrides(self, hook: str) -> bool:
-        """Does this part implement the hook?"""
+        """True if this part implements the hook."""
         return getattr(type(self), hook) is not getattr(Term, hook)
