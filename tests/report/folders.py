@@ -43,6 +43,7 @@ def write_run(
     *,
     rows: int = 100,
     ended: bool = True,
+    stopped: str | None = None,
     partition: int = 0,
     heads: Mapping[str, Sequence[float]] | None = None,
     joined: Sequence[float] = (),
@@ -53,8 +54,9 @@ def write_run(
     """A run whose `curve[t][i]` is the accuracy of client i after round t + 1, of which the last
     is its result.
 
-    `heads`: what single heads score alone at every client in the last round. `joined`: what
-    newcomers reach. Runs with the same `partition` have the same clients.
+    `stopped`: why it ended early. `heads`: what single heads score alone at every client in the
+    last round. `joined`: what newcomers reach. Runs with the same `partition` have the same
+    clients.
     """
     clients = len(curve[0])
     settings = {
@@ -82,7 +84,8 @@ def write_run(
     if findings:
         _lines(path / "diagnostics.jsonl", findings)
     if ended:
-        write_record(path / "summary.json", _summary(config, records, divided.fingerprint, average))
+        summary = _summary(config, records, divided.fingerprint, average)
+        write_record(path / "summary.json", replace(summary, stopped=stopped))
     return path
 
 

@@ -201,6 +201,13 @@ def test_an_unfinished_run_is_shown_as_such_and_not_in_bold(tmp_path: Path) -> N
     assert "90.00" not in best
 
 
+def test_a_run_that_was_stopped_early_is_marked(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", [(0.5, 0.6)], rounds=9, stopped="the loss did not fall")
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "stopped early: seed 0 at 1 of 9" in page.texts["span"]
+    assert page.cells("g0-runs", "state") == ["stopped: the loss did not fall"]
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", ended=False)
     (path / "metrics.jsonl").write_text('{"torn')

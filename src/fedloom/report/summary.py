@@ -65,11 +65,16 @@ def summary_section(group: RunGroup, name: str, targets: Sequence[float] = ()) -
 
 def state_of(row: MethodRuns) -> str:
     """What a reader must know of a row's runs before believing its numbers."""
-    open_runs = [run for run in row.runs if run.summary is None]
-    if not open_runs:
-        return ""
-    at = ", ".join(f"seed {r.config.seed} at {r.done} of {r.config.rounds}" for r in open_runs)
-    return f"unfinished: {at}"
+    states = {
+        "unfinished": [run for run in row.runs if run.summary is None],
+        "stopped early": [run for run in row.runs if run.summary and run.summary.stopped],
+    }
+    return "; ".join(
+        f"{state}: "
+        + ", ".join(f"seed {r.config.seed} at {r.done} of {r.config.rounds}" for r in runs)
+        for state, runs in states.items()
+        if runs
+    )
 
 
 def method_cell(row: MethodRuns) -> Cell:
