@@ -594,8 +594,8 @@ def test_weights_are_in_the_journal():
     runner = Runner(Experiment.build(config), Inline())
     runner.run()
     for record in runner.records:
-        noted = record["notes"]["fedpac"]
-        assert noted["clients"] == record["cohort"]
+        noted = record.notes["fedpac"]
+        assert noted["clients"] == list(record.cohort)
         assert np.allclose(np.sum(noted["weights"], axis=1), 1, atol=1e-3)
         assert np.shape(noted["weights"]) == (2, 2)
 

@@ -191,7 +191,13 @@ def test_a_newcomer_gets_prototypes():
     game = Game(FedProto(opt=OPT), mlp(), *CLOUDS, members=3).rounds(2)
     r = Round(game.program, game.program.schedule(1)[0], game.server)
     visit = Visit(game.program, 3, CLOUDS[3], send(r, 3), None)
-    assert evaluate(visit, Ask(("received", "trained")))["trained/test"]["n"] == 11
+    scores = evaluate(visit, Ask(("received", "trained")))
+    # The prediction by prototypes and, as a view, the classifier's.
+    assert [(s.moment, s.model, s.rows) for s in scores] == [
+        (moment, model, 11)
+        for moment in ("received", "trained")
+        for model in ("personal", "classifier")
+    ]
 
 
 @pytest.mark.parametrize("terms", ["fedbr", "dbe"])

@@ -127,8 +127,8 @@ def test_a_client_with_one_row_and_none_to_validate_on():
     for cid in (0, 1):
         visit = Visit(program, cid, data.client(cid), send(r, cid), played.clients.get(cid))
         scores = evaluate(visit, Ask(("received", "trained")))
-        assert all(score["nll"] > 0 for score in scores.values())
-        assert scores.keys() == {"received/test", "trained/test"}
+        assert all(score.metrics["nll"] > 0 for score in scores)
+        assert [(s.moment, s.split) for s in scores] == [("received", "test"), ("trained", "test")]
 
 
 def test_training_is_fedavgs_bit_for_bit():
@@ -158,7 +158,8 @@ def test_composes(term):
     played = run(program, data, rounds=1)
     r = Round(program, program.schedule(1)[-1], played.server)
     visit = Visit(program, 0, data.client(0), send(r, 0), played.clients[0])
-    assert evaluate(visit, Ask(("received",)))["received/test"]["nll"] > 0
+    (score,) = evaluate(visit, Ask(("received",)))
+    assert score.metrics["nll"] > 0
     site = Site(visit)
     raw, head_input = (site.scan(stage) for stage in ("body", site.net.feature))
     assert torch.equal(program.method.personalize(site)["knnper"]["z"], raw)
