@@ -309,7 +309,8 @@ def test_ensemble_of_probabilities_or_logits():
 
 
 def test_scores_tell_each_head_apart():
-    """The journal has the ensemble's accuracy and each head's alone, under the paper's protocol."""
+    """A round's record has the ensemble's accuracy and each head's alone, client by client, under
+    the paper's protocol."""
     config = RunConfig(
         method="dualfed(hidden=8, lam=0.1, tau=0.5)",
         model="mlp(hidden=[8], norm=batch)",
@@ -319,20 +320,21 @@ def test_scores_tell_each_head_apart():
     )
     runner = Runner(Experiment.build(config), Inline())
     runner.run()
-    scores = runner.records[-1]["scores"]["received/test"]
+    scores = {s.at.model: s for s in runner.records[-1].scores if s.at.moment == "received"}
     program, data = runner.program, runner.experiment.data
-    heads = {"accuracy_global_head": "head", "accuracy_personal_head": "personal_head"}
+    heads = {"global_head": "head", "personal_head": "personal_head"}
     for name, stage in heads.items():
-        accuracies = []
+        accuracies = {}
         for cid in range(3):
             w = {**runner.clients[cid]["model"], **runner.server["model"]}
             test = data.client(cid).test
             with torch.no_grad():
                 logits = program.nets[0](w, test.x(torch.arange(len(test))))[stage]
-            accuracies.append(float((logits.argmax(1) == test.y).double().mean()))
-        assert scores[name] == pytest.approx(sum(accuracies) / 3)
-    assert scores["accuracy_global_head"] != scores["accuracy_personal_head"]
-    assert {"nll", "nll_global_head", "nll_personal_head", "mean"} <= scores.keys()
+            accuracies[cid] = float((logits.argmax(1) == test.y).double().mean())
+        assert scores[name].by_client() == pytest.approx(accuracies)
+    assert scores["global_head"].by_client() != scores["personal_head"].by_client()
+    assert scores.keys() == {"personal", *heads}
+    assert all({"accuracy", "nll"} <= score.metrics.keys() for score in scores.values())
 
 
 # ------------------------------------------------------------------ reductions

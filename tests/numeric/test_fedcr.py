@@ -459,4 +459,5 @@ def test_prediction_is_the_same_whenever_it_is_asked():
         torch.manual_seed(seed)
         scores.append(evaluate(visit, Ask(("received", "adapted"))))
     assert scores[0] == scores[1]
-    assert np.isfinite(scores[0]["received/test"]["nll"])
+    assert [score.moment for score in scores[0]] == ["received", "adapted"]
+    assert all(np.isfinite(score.metrics["nll"]) for score in scores[0])
