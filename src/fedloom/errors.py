@@ -31,6 +31,24 @@ class TrainingError(FedloomError):
     """Local training broke down at a named client and round (a loss that is not finite)."""
 
 
+class HookError(FedloomError):
+    """A method's or term's hook raised: which one, where, and what, in one sentence.
+
+    The original is the `__cause__`; of an error in another process, that process's traceback.
+    """
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(where, reason)
+
+    @property
+    def where(self) -> str:
+        """Hook, client, round and phase; quotes nothing of the data, as the reason may."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return ": ".join(map(str, self.args))
+
+
 class WorkerLost(FedloomError):
     """A worker process, here or on a cluster, ended without an answer."""
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.analysis.calibration import calibration, calibration_of_clients
+from fedloom.analysis.reliability import calibration, calibration_of_clients
 from fedloom.errors import BadInput
 
 

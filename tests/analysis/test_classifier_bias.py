@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedloom.analysis.classifier_bias import classifier_bias, prior_agreement
+from fedloom.analysis.class_bias import classifier_bias, prior_agreement
 from fedloom.errors import BadInput
 
 HALF = torch.tensor([1] * 5 + [0] * 5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedloom.analysis.calibration import calibration
 from fedloom.analysis.ensemble import ensemble_calibration, logit_average, probability_average
+from fedloom.analysis.reliability import calibration
 from fedloom.errors import BadInput
 
 THREE = torch.tensor([[[9.0, 0.0]], [[0.0, 2.0]], [[0.0, 2.0]]], dtype=torch.float64)

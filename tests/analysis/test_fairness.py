@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedloom.analysis.fairness import fairness, lowest_by_chance, noise_variance
+from fedloom.analysis.evenness import fairness, lowest_by_chance, noise_variance
 from fedloom.errors import BadInput
 from fedloom.record import Spread
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from normals import normal
 
-from fedloom.analysis.fisher import (
+from fedloom.analysis.fisher_ratio import (
     Moments,
     discriminant,
     fisher,

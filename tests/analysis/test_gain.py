@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedloom
-from fedloom.analysis.gain import gain, trend
+from fedloom.analysis.collaboration_gain import gain, trend
 from fedloom.errors import BadInput
 from fedloom.record import At
 

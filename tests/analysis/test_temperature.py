@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedloom.analysis.calibration import calibration
+from fedloom.analysis.reliability import calibration
 from fedloom.analysis.temperature import fit_temperature, tempered
 from fedloom.errors import BadInput
 

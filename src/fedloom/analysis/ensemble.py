@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_logits
-from fedloom.analysis.calibration import BINS, Calibration, calibration
+from fedloom.analysis.reliability import BINS, Calibration, calibration
 from fedloom.errors import BadInput
 
 

@@ -11,9 +11,9 @@ from statistics import fmean, median
 
 import numpy as np
 
+from fedloom.analysis.collaboration_gain import Gain, gain
 from fedloom.analysis.cost import Sent, pace, sent_to_target
-from fedloom.analysis.fairness import Fairness, fairness
-from fedloom.analysis.gain import Gain, gain
+from fedloom.analysis.evenness import Fairness, fairness
 from fedloom.analysis.significance import Interval, Paired, compare, holm, holm_rates
 from fedloom.analysis.targets import (
     best_rounds,

@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.analysis.calibration import BINS, Reliability, calibration_of_clients
 from fedloom.analysis.ensemble import logit_average, probability_average
+from fedloom.analysis.reliability import BINS, Reliability, calibration_of_clients
 from fedloom.analysis.temperature import fit_temperature, tempered
 from fedloom.diagnose.charts import newest
 from fedloom.diagnose.diagnostic import Diagnostic, Reading

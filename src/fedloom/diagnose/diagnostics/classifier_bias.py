@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedloom.analysis.classifier_bias import classifier_bias, prior_agreement
+from fedloom.analysis.class_bias import classifier_bias, prior_agreement
 from fedloom.diagnose.charts import newest
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import Measure, Options, Outcome

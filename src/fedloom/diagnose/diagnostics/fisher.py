@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fedloom.analysis.fisher import discriminant, fisher, fisher_within_classes
+from fedloom.analysis.fisher_ratio import discriminant, fisher, fisher_within_classes
 from fedloom.diagnose.charts import count_range, layer_table
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure

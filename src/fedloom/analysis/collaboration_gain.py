@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from fedloom.analysis.fairness import noise_variance
+from fedloom.analysis.evenness import noise_variance
 from fedloom.analysis.significance import mcnemar
 from fedloom.analysis.tables import Numbers, row_counts, same_length, shares, table
 from fedloom.errors import BadInput
