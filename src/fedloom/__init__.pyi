@@ -1,8 +1,10 @@
 """The public names of fedloom, one import each; read by type checkers and by `lazy`."""
 
 from fedloom import analysis as analysis
+from fedloom import data as data
 from fedloom import diagnose as diagnose
 from fedloom import loggers as loggers
+from fedloom import models as models
 from fedloom.core.data import ClientData as ClientData
 from fedloom.core.data import Split as Split
 from fedloom.core.message import Plan as Plan
