@@ -11,9 +11,10 @@ import functools
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from fedloom.errors import (
     BadInput,
     CheckpointError,
     FedloomError,
+    HookError,
     RunFolderError,
     TooFewClients,
     WorkerLost,
@@ -50,6 +52,16 @@ app = typer.Typer(
 app.add_typer(deploy_app)
 out = Console()
 err = Console(stderr=True)
+
+
+@dataclass
+class BeforeCommand:
+    """Options before the command, which `main` needs when the command has failed."""
+
+    debug: bool = False
+
+
+before_command = BeforeCommand()
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with the same keys.")]
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the summary as JSON.")]
@@ -135,8 +147,13 @@ def program(
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
+    debug: Annotated[
+        bool,
+        typer.Option("--debug", envvar="FEDLOOM_DEBUG", help="Print the traceback of an error."),
+    ] = False,
 ) -> None:
     """Options before the command."""
+    before_command.debug = debug
 
 
 @app.command("run")
@@ -391,13 +408,17 @@ def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.
 
 
 def main() -> None:
-    """Entry point: errors for the user are one sentence, without traceback."""
+    """Entry point: errors for the user are one sentence, with a traceback only if asked for."""
     try:
         app()
     except FedloomError as e:
+        if before_command.debug:
+            traceback.print_exc()
         if "--json" in sys.argv:
             print(json.dumps({"error": str(e)}))
-        err.print(f"fedloom: {e}", style="red", markup=False, highlight=False, soft_wrap=True)
+        hidden = isinstance(e, HookError) and not before_command.debug
+        sentence = f"fedloom: {e}" + ("; give --debug for the traceback" if hidden else "")
+        err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
 
 

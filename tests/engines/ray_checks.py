@@ -108,7 +108,7 @@ def raised(call: Callable[[], object]) -> list[str]:
     try:
         call()
     except Exception as e:
-        return [type(e).__name__, str(e)]
+        return [type(e).__name__, str(e), str(e.__cause__)]
     return []
 
 

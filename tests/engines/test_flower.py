@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from fedloom.core.digest import digest, receipt, state_sha256
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan, Up
+from fedloom.core.method import Method
 from fedloom.core.tree import State
 from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
@@ -549,6 +550,24 @@ def test_an_error_at_a_site_tells_the_server_no_row_and_no_path(
     roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
     result = start(made, Flower(roster))
     assert result.records[0]["absent"] == {2: "BadInput: see the site's log"}
+    assert "J. Doe" in capsys.readouterr().err
+
+
+def test_an_exception_in_a_hook_tells_the_server_where_but_not_what_it_quotes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Quotes(Method):
+        name: ClassVar[str] = "quotes"
+
+        def loss(self, b: Any, s: Any) -> Any:
+            loss = super().loss(b, s)
+            return loss if s.cid != 2 else loss + {}["J. Doe"]
+
+    config = RunConfig(rounds=1, model="mlp(hidden=[8])")
+    result = start(Experiment.build(config, Quotes(), digits(*CLIENTS)), InProcess())
+    where = "quotes.loss at client 2, round 1 (phase 'local')"
+    assert result.records[0]["absent"] == {2: f"HookError: {where}: KeyError; see the site's log"}
     assert "J. Doe" in capsys.readouterr().err
 
 

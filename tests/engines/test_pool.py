@@ -16,7 +16,7 @@ from fedloom.data import FederatedData
 from fedloom.engines import make_engine
 from fedloom.engines.inline import Inline
 from fedloom.engines.pool import Pool
-from fedloom.errors import BadInput, UnknownName, WorkerLost
+from fedloom.errors import BadInput, HookError, UnknownName, WorkerLost
 from fedloom.launch.start import start
 from fedloom.methods import parse_method
 from fedloom.runs.config import RunConfig
@@ -115,11 +115,13 @@ def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
     next run would take it for its own. Then the workers stay, and end when the pool closes."""
     pool = Pool(2)
     try:
-        with pytest.raises(RuntimeError) as caught:
+        with pytest.raises(HookError) as caught:
             start(experiment(Faulty()), pool)
-        message = str(caught.value)
-        assert message.startswith("KeyError in a worker process: 'no such key'")
-        assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in message
+        assert str(caught.value) == (
+            "faulty.loss at client 2, round 1 (phase 'local'): KeyError: 'no such key'"
+        )
+        trace = str(caught.value.__cause__)
+        assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in trace
         made = experiment("fedper")
         assert outcome(start(made, pool)) == outcome(start(made, Inline()))
         pids = {p.pid for p in pool._processes.values()}

@@ -98,16 +98,16 @@ def test_actors_stay_from_run_to_run(report: dict[str, Any]) -> None:
 def test_a_program_error_arrives_with_its_trace_and_the_engine_goes_on(
     report: dict[str, Any],
 ) -> None:
-    kind, message = report["here"]["error"]
-    assert kind == "RuntimeError"
-    assert message.startswith("KeyError in a worker process: 'no such key'")
-    assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in message
+    kind, message, cause = report["here"]["error"]
+    assert kind == "HookError"
+    assert message == "faulty.loss at client 2, round 1 (phase 'local'): KeyError: 'no such key'"
+    assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in cause
     on_ray, inline = report["here"]["after the error"]
     assert on_ray == inline
 
 
 def test_a_users_error_keeps_its_class(report: dict[str, Any]) -> None:
-    kind, message = report["here"]["user error"]
+    kind, message, _ = report["here"]["user error"]
     assert kind == "TrainingError"
     assert "client" in message
     assert "Traceback" not in message
@@ -126,7 +126,7 @@ def test_an_actor_killed_with_its_clients_states_changes_nothing(report: dict[st
 
 
 def test_clients_that_end_every_actor_are_named(report: dict[str, Any]) -> None:
-    kind, message = report["here"]["deadly"]
+    kind, message, _ = report["here"]["deadly"]
     assert kind == "WorkerLost"
     assert "ended 3 times at client 2 (" in message
     assert message.endswith("then resume")
@@ -190,7 +190,7 @@ def test_states_from_the_disk_are_sent(report: dict[str, Any]) -> None:
 
 
 def test_an_address_where_nobody_listens(report: dict[str, Any]) -> None:
-    kind, message = report["here"]["unreachable"]
+    kind, message, _ = report["here"]["unreachable"]
     assert kind == "BadInput"
     assert message.startswith("cannot reach Ray at '127.0.0.1:1' (")
 

@@ -367,16 +367,16 @@ def test_positions_that_make_no_sense_are_refused() -> None:
 def test_kappa_and_mu_go_by_the_network(model, shape, expected) -> None:
     """Appendix C.2: CNN 50 and 1.0, ResNet-18 1 and 0.1, fastText 0.1 and 1.0."""
     net = build_model(model, shape, 6, seed=0)
-    assert tuple(MeanRegularization().strengths(net)) == expected
-    assert tuple(MeanRegularization(kappa=0.0).strengths(net)) == (0.0, expected[1])
-    assert tuple(MeanRegularization(mu=0.0).strengths(net)) == (expected[0], 0.0)
+    assert tuple(MeanRegularization()._strengths(net)) == expected
+    assert tuple(MeanRegularization(kappa=0.0)._strengths(net)) == (0.0, expected[1])
+    assert tuple(MeanRegularization(mu=0.0)._strengths(net)) == (expected[0], 0.0)
 
 
 def test_batch_norm_that_a_method_adds_behind_the_features_does_not_count() -> None:
     net = build_model("cnn4", (1, 28, 28), 6, seed=0)
     prog = Program(DualFed() + MeanRegularization(), net, 2)
     assert prog.nets[0].match("@bn"), "DualFed's projector has BatchNorm"
-    assert tuple(prog.method.terms[0].strengths(prog.nets[0])) == (50.0, 1.0)
+    assert tuple(prog.method.terms[0]._strengths(prog.nets[0])) == (50.0, 1.0)
 
 
 # ------------------------------------------------------------------ what reduces to what

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.core.block import Block
 from fedloom.core.evaluate import FINAL, Ask, adapt, score_client
+from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.rng import rng_scope
@@ -28,7 +29,7 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
     `ask` measures inside the call, where the trained model is at hand anyway.
     """
     # The whole call has a stream of its own: layers may draw outside the loop too.
-    with timed("local training"), rng_scope(*_key(visit)):
+    with timed("local training"), rng_scope(*_key(visit)), naming_hooks(f"at {visit.place}"):
         call = _Call(visit)
         _learn(call.site)
         return call.answer(ask)

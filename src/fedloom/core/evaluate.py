@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.data import ClientData, Split
+from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
@@ -37,7 +38,8 @@ def evaluate(visit: Visit, ask: Ask) -> tuple[ClientScore, ...]:
     """Every score that is asked for. Trains on copies where the moment needs it; keeps nothing."""
     scores: list[ClientScore] = []
     for moment in ask.moments:
-        with timed("evaluation"), rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
+        key = (*visit.down.plan.key, visit.cid, "evaluate", moment)
+        with timed("evaluation"), rng_scope(*key), naming_hooks(f"at {visit.place}"):
             state = model_at(visit, moment, ask.model)
             scores += score_client(visit.program, visit.cid, visit.data, state, moment, ask)
     return tuple(scores)

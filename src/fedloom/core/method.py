@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(Term):
+class Method(Term, frame=True):
     """The frame of every method; a subclass states what differs and inherits no other method.
 
     `shared` says which model tensors may leave a client, the rest is personal. Hyper-parameters

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
@@ -39,10 +40,15 @@ class Program:
         for net in self.nets:
             for part in method.parts:
                 owner = METHOD if part is method else part.name
-                with rng_scope(seed, "extend", part.name), net.adding_for(owner):
+                with (
+                    rng_scope(seed, "extend", part.name),
+                    net.adding_for(owner),
+                    naming_hooks("before the run"),
+                ):
                     part.extend(net, clients)
             _check_pattern("shared", method.shared, net)
-        self._shared = [method.shared_keys(net) for net in self.nets]
+        with naming_hooks("before the run"):
+            self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()
 
     def net(self, cid: int) -> Net:
@@ -55,7 +61,8 @@ class Program:
 
     def schedule(self, rounds: int) -> list[Plan]:
         """The run, as a list of plans."""
-        plans = self.method.schedule(rounds)
+        with naming_hooks("before the run"):
+            plans = self.method.schedule(rounds)
         return [replace(p, seed=self.seed, clients=self.clients) for p in plans]
 
     def cohort(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
@@ -82,15 +83,17 @@ class Round:
         self.ups[cid] = Up(kept, up.n, up.metrics)
         for name, tree in up.state.items():
             mine = name == self.method.name  # a method's own slice beside the model
-            weight = 1.0 if mine else self._part_of[name].weight(self, cid, up)
+            with naming_hooks(f"on the server for client {cid}, {self.plan}"):
+                weight = 1.0 if mine else self._part_of[name].weight(self, cid, up)
             self._sums.setdefault(name, WeightedSum()).fold(tree, weight)
 
 
 def send(r: Round, cid: int) -> Down:
     """What one client receives: every part's contribution."""
     state: State = {}
-    for part in r.method.parts:
-        state |= part.send(r, cid)
+    with naming_hooks(f"on the server for client {cid}, {r.plan}"):
+        for part in r.method.parts:
+            state |= part.send(r, cid)
     return Down(r.plan, state)
 
 
@@ -98,7 +101,7 @@ def initial_server(program: Program) -> State:
     """The server's state before the first round."""
     plan = Plan(0, seed=program.seed, clients=program.clients)
     r = Round(program, plan, {})
-    with rng_scope(program.seed, "server_init"):
+    with rng_scope(program.seed, "server_init"), naming_hooks("on the server, before the run"):
         for part in program.method.parts:
             r.server |= {k: clone(t) for k, t in part.server_init(r).items()}
     return r.server
@@ -110,7 +113,11 @@ def merge(r: Round) -> State:
         return r.server
     parts = [r.program.owner(r.plan)] if r.plan.kind == "special" else r.method.parts
     writers, new = r.program.writers(), dict(r.server)
-    with rng_scope(*r.plan.key, "server"), torch.no_grad():
+    with (
+        rng_scope(*r.plan.key, "server"),
+        torch.no_grad(),
+        naming_hooks(f"on the server, {r.plan}"),
+    ):
         for part in parts:
             for name, tree in part.aggregate(r).items():
                 if writers.get(name) != part.name:

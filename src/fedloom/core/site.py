@@ -45,6 +45,11 @@ class Visit:
     own: State | None = None
     device: torch.device = CPU
 
+    @property
+    def place(self) -> str:
+        """Client and round, for messages."""
+        return f"client {self.cid}, {self.down.plan}"
+
 
 @dataclass
 class _Loop:

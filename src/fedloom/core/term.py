@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
+from fedloom.core.hooks import check_part
 from fedloom.core.tree import State, Tree
 
 if TYPE_CHECKING:
@@ -33,9 +34,12 @@ class Batch:
 class Term:
     """Reads everything, writes only the slice called `name`; keeps nothing on itself.
 
-    Every hook is optional, and only hooks that are overridden are called in the loop.
+    Every hook is optional, and only hooks that are overridden are called in the loop. Public
+    functions of a subclass are hooks: one that is no hook is refused; helpers are called `_name`.
     """
 
+    _is_frame: ClassVar[bool] = True
+    """Declares hooks, as `Term` and `Method` do, and is not checked for misspelt ones."""
     name: ClassVar[str] = "term"
     """Slice, registry name and name in messages; unique in a composition."""
     family: ClassVar[str] = "other"
@@ -57,6 +61,17 @@ class Term:
     """Names of partners that make no sense."""
     requires: ClassVar[str] = ""
     """Pattern of model keys that must be shared."""
+
+    def __init_subclass__(cls, frame: bool = False) -> None:
+        super().__init_subclass__()
+        cls._is_frame = frame
+        if not frame:
+            check_part(cls, cls._frames())
+
+    @classmethod
+    def _frames(cls) -> list[type]:
+        """The classes that declare this one's hooks, nearest first."""
+        return [base for base in cls.__mro__ if vars(base).get("_is_frame")]
 
     def extend(self, net: Net, clients: int) -> None:
         """Add stages or tools, once, before the run, in a seeded scope."""

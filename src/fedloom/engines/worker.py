@@ -53,18 +53,24 @@ def reply(link: Connection, answers: list[Any], states: Sequence[State] = ()) ->
         send(link, {"answers": answers, "seconds": timed.drain()}, states)
 
 
+class RemoteTraceback(Exception):
+    """The traceback of an error in another process, as text: the cause of the error here."""
+
+
 def failure(error: Exception) -> dict[str, Any]:
-    """What is said of an error that is being handled, in place of answers."""
+    """Describes an error that is being handled; sent in place of answers."""
     trace = traceback.format_exc()
     return {"error": type(error).__name__, "message": str(error), "trace": trace}
 
 
 def rebuilt(head: dict[str, Any]) -> Exception:
-    """The error of a `failure`: the user's errors keep their class, others carry the trace."""
+    """The error of a `failure`. Errors for the user keep their class, with the worker's traceback
+    as their cause; others become a RuntimeError that quotes it."""
     kind = getattr(errors, head["error"], None)
     if isinstance(kind, type) and issubclass(kind, FedloomError):
         error = FedloomError.__new__(kind)
         error.args = (head["message"],)
+        error.__cause__ = RemoteTraceback(f"in a worker process:\n{head['trace']}")
         return error
     return RuntimeError(f"{head['error']} in a worker process: {head['message']}\n{head['trace']}")
 

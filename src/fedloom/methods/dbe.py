@@ -130,7 +130,7 @@ class MeanRegularization(Term):
         key = (self.name, s.training)
         if key not in s.memo:
             s.memo[key] = 0.0
-            s.memo[self.name] = self.strengths(s.net)
+            s.memo[self.name] = self._strengths(s.net)
         kappa, mu = s.memo[self.name]
         batch_mean = b.out[self._stage(s.net)].mean(0)
         m = mu * batch_mean + (1 - mu) * s.memo[key]  # eq. (9)
@@ -162,7 +162,7 @@ class MeanRegularization(Term):
         """The stage whose mean is regularised."""
         return self.at or net.representation
 
-    def strengths(self, net: Net) -> tuple[float, float]:
+    def _strengths(self, net: Net) -> tuple[float, float]:
         """kappa and mu; what was left open goes by the kind of network."""
         kappa, mu = STRENGTHS[network_kind(net)]
         if self.kappa is not None:

@@ -20,7 +20,7 @@ from fedloom.core.tree import State
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.site_store import LostState, SiteStore
-from fedloom.errors import LeakError, TrainingError
+from fedloom.errors import HookError, LeakError, TrainingError
 
 TELLABLE = (TrainingError, LeakError, LostState)
 """Errors whose text names clients, rounds and tensors only."""
@@ -87,7 +87,14 @@ def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
         records = content()
     except Exception as e:
         traceback.print_exc()  # the site's own log has the whole story
-        # Other errors may quote rows, labels and paths, which are nobody's business.
-        said = str(e) if isinstance(e, TELLABLE) else "see the site's log"
-        records = codec.write_error(type(e).__name__, said)
+        records = codec.write_error(type(e).__name__, _tellable(e))
     return Message(records, reply_to=message)
+
+
+def _tellable(error: Exception) -> str:
+    """What the server may hear of an error: many quote rows, labels and paths of the site."""
+    if isinstance(error, TELLABLE):
+        return str(error)
+    if isinstance(error, HookError):
+        return f"{error.where}: {type(error.__cause__).__name__}; see the site's log"
+    return "see the site's log"

@@ -1,0 +1,54 @@
+"""An exception in a hook becomes one sentence: which hook of which part, where and when.
+
+Which hook it was is read from the traceback, so that calling a hook costs nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from traceback import walk_tb
+from types import FrameType
+
+from fedloom.core.hooks import hooks
+from fedloom.core.phase import Phase
+from fedloom.core.term import Term
+from fedloom.errors import FedloomError, HookError
+
+
+@contextmanager
+def naming_hooks(where: str) -> Iterator[None]:
+    """Raise `HookError` in place of what a hook raises inside; errors for the user stay as they
+    are. `where` is the place and time, for instance "at client 3, round 7"."""
+    try:
+        yield
+    except FedloomError:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        names = [name for frame in frames if (name := _hook_of(frame))]
+        if not names:
+            raise
+        phases = [name for frame in frames if (name := _phase_of(frame))]
+        during = f" (phase {phases[-1]!r})" if phases else ""
+        raise HookError(f"{names[-1]} {where}{during}", _first_line(error)) from error
+
+
+def _hook_of(frame: FrameType) -> str | None:
+    """part.hook, if this frame runs a hook."""
+    code = frame.f_code
+    first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+    if isinstance(first, Term) and code.co_name in hooks(type(first)._frames()):
+        return f"{first.name}.{code.co_name}"
+    return None
+
+
+def _phase_of(frame: FrameType) -> str | None:
+    """The name of the phase, if this frame is a site's training loop."""
+    phase = frame.f_locals.get("phase") if frame.f_code.co_name == "fit" else None
+    return phase.name if isinstance(phase, Phase) else None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return ": ".join([type(error).__name__, *lines[:1]])

@@ -1,0 +1,56 @@
+"""An error of a user's own method: one sentence, and with --debug the traceback as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from fedloom.core.method import Method
+from fedloom.methods import register
+from helpers import fedloom
+
+SENTENCE = "fedloom: breaks.extend before the run: KeyError: 'no such stage'"
+RUN = ("run", "--method", "breaks", "--rounds", "1", "--clients", "3", "-q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breaks(Method):
+    name: ClassVar[str] = "breaks"
+
+    def extend(self, net: Any, clients: int) -> None:
+        raise KeyError("no such stage")
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "breaks" not in register
+    monkeypatch.setitem(register._entries, "breaks", Breaks)
+    monkeypatch.setitem(register._squashed, "breaks", "breaks")
+
+
+def test_without_debug_it_is_one_sentence_that_says_how_to_see_more() -> None:
+    done = fedloom(*RUN)
+    assert done.code == 1
+    assert done.err.splitlines() == [f"{SENTENCE}; give --debug for the traceback"]
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_with_debug_the_traceback_comes_first(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "environment":
+        monkeypatch.setenv("FEDLOOM_DEBUG", "1")
+    done = fedloom(*(["--debug"] if how == "option" else []), *RUN)
+    assert done.code == 1
+    first, *_, last = done.err.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert 'raise KeyError("no such stage")' in done.err
+    assert last == SENTENCE
+
+
+def test_other_errors_for_the_user_have_no_hint() -> None:
+    done = fedloom("run", "--method", "fedavgg")
+    assert "did you mean 'fedavg'?" in done.err
+    assert "--debug" not in done.err
