@@ -58,7 +58,7 @@ class TooFewClients(FedloomError):
 
 
 class TooFewAnswers(TooFewClients):
-    """The same, although enough were there to be asked: they may answer when asked again."""
+    """The same, although enough clients were present; they may answer when asked again."""
 
 
 class LeakError(FedloomError):

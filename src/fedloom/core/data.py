@@ -1,4 +1,4 @@
-"""What the core asks of data: a client is three splits; a federation hands out clients by id."""
+"""What the core needs of data: a client has three splits; a federation has clients by id."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Split(Protocol):
 
     @property
     def augmented(self) -> bool:
-        """Does `x` with a generator differ from `x` without?"""
+        """True if `x` with a generator differs from `x` without."""
 
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
         """The network's input for rows `idx`; with a generator, augmented."""
@@ -43,28 +43,35 @@ class HeldRows:
 
 @dataclass(frozen=True)
 class ClientData:
-    """One client's data. `val` and `test` are None where the partition made none."""
+    """One client's data."""
 
     train: Split
     val: Split | None
+    """None where the partition made none, as for `test`."""
     test: Split | None
     classes: int
+    """How many classes there are in the federation."""
 
     def split(self, name: str) -> Split | None:
         """`train`, `val` or `test` by name."""
-        found: Split | None = {"train": self.train, "val": self.val, "test": self.test}[name]
-        return found
+        splits: dict[str, Split | None] = {
+            "train": self.train,
+            "val": self.val,
+            "test": self.test,
+        }
+        return splits[name]
 
 
 class Federation(Protocol):
-    """All clients of a run, by id 0..len-1, and test sets that belong to nobody."""
+    """All clients of a run, by id 0..len-1, and test sets that belong to no client."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
 
     @property
-    def classes(self) -> int: ...
+    def classes(self) -> int:
+        """How many classes there are."""
 
     @property
     def kind(self) -> str:
@@ -79,11 +86,11 @@ class Federation(Protocol):
     def client(self, cid: int) -> ClientData: ...
 
     def size(self, cid: int) -> int:
-        """Training rows of a client: engines begin with those who take longest."""
+        """Training rows of a client: engines begin with the clients that take longest."""
 
 
 def shared_test_id(i: int) -> int:
-    """The id under which the i-th shared test set is asked for: a client that only tests.
+    """The id of the i-th shared test set, below zero: to an engine it is a client that only tests.
 
     >>> shared_test_id(0), shared_test_id(2)
     (-1, -3)

@@ -1,4 +1,4 @@
-"""What a state's bytes are known by, and receipts for states that are kept elsewhere."""
+"""Digests of states, and receipts that stand for states kept elsewhere."""
 
 from __future__ import annotations
 
@@ -11,35 +11,37 @@ import torch
 from fedloom.core.tree import State, plain
 
 RECEIPT = "@receipt"
-"""The one slice of a receipt; no part can be called so."""
+"""The one slice of a receipt; no part can have this name."""
 
 
 def digest(state: State) -> str:
-    """Sha256 over slice, key, type, shape and bytes of every tensor, or what a receipt says it is.
+    """Sha256 over slice, key, type, shape and bytes of every tensor; of a receipt, the digest it
+    stands for.
 
     The order of dictionaries, strides and devices do not matter; an empty slice counts as absent.
     """
     if RECEIPT in state:
         return bytes(state[RECEIPT]["sha256"].tolist()).hex()
-    found = sha256()
+    sha = sha256()
     for name, tree in sorted(state.items()):
         for key in sorted(tree):
             tensor = plain(tree[key])
-            # The head says how many bytes follow, so no two states give the same stream.
+            # Type and shape give the number of bytes that follow, so no two states give the same
+            # stream.
             head = [name, key, str(tensor.dtype), list(tensor.shape)]
-            found.update(json.dumps(head).encode() + b"\n")
-            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+            sha.update(json.dumps(head).encode() + b"\n")
+            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()
 
 
-def receipt(of: str) -> State:
+def receipt(sha256_hex: str) -> State:
     """Stands for a state with this digest that is kept elsewhere.
 
     >>> state = {"model": {"w": torch.ones(2)}}
     >>> digest(receipt(digest(state))) == digest(state)
     True
     """
-    return {RECEIPT: {"sha256": torch.tensor(list(bytes.fromhex(of)), dtype=torch.uint8)}}
+    return {RECEIPT: {"sha256": torch.tensor(list(bytes.fromhex(sha256_hex)), dtype=torch.uint8)}}
 
 
 def state_sha256(server: State, clients: Mapping[int, State]) -> str:
@@ -52,9 +54,9 @@ def state_sha256(server: State, clients: Mapping[int, State]) -> str:
     >>> one == state_sha256({"dbe": {}, "model": {"b": b, "a": a}}, {})
     True
     """
-    found = sha256(digest(server).encode())
+    sha = sha256(digest(server).encode())
     for cid in sorted(clients):  # one state at a time: there may be many
         state = clients[cid]
         if any(state.values()):
-            found.update(f"client {cid} {digest(state)}\n".encode())
-    return found.hexdigest()
+            sha.update(f"client {cid} {digest(state)}\n".encode())
+    return sha.hexdigest()

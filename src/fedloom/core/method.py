@@ -23,17 +23,22 @@ if TYPE_CHECKING:
 class Method(Term, frame=True):
     """The frame of every method; a subclass states what differs and inherits no other method.
 
-    `shared` says which model tensors may leave a client, the rest is personal. Hyper-parameters
-    are plain fields; `phases` and `adapt` (fine-tuning before a test) are derived from them.
+    Model tensors that `shared` does not name are personal. Hyper-parameters are plain fields;
+    `phases` and `adapt` (fine-tuning before a test) are derived from them.
     """
 
     no_global: ClassVar[str] = ""
-    """Why no single model serves everybody, where the shared tensors alone do not tell."""
+    """Why there is no global model, where that does not follow from the shared tensors."""
     shared: str = "*"
+    """Pattern of the model keys that may leave a client."""
     weighting: Literal["samples", "uniform"] = "samples"
+    """How clients weigh in the mean: by training rows, or all alike."""
     server_lr: float = 1.0
+    """How far the server moves towards the mean."""
     opt: Opt = field(default_factory=Opt)
+    """How clients train."""
     terms: tuple[Term, ...] = ()
+    """What was added with `+`."""
 
     def __post_init__(self) -> None:
         if self.weighting not in ("samples", "uniform"):
@@ -90,15 +95,19 @@ class Method(Term, frame=True):
     # ------------------------------------------------------------------ server
 
     def server_init(self, r: Round) -> State:
+        """The initial values of what is shared."""
         return {METHOD: select(r.net.tree(), r.shared)}
 
     def send(self, r: Round, cid: int) -> State:
+        """The shared model and the method's own slice."""
         return {k: v for k, v in r.server.items() if k in (METHOD, self.name)}
 
     def weight(self, r: Round, cid: int, up: Up) -> float:
+        """The client's training rows, or 1 where `weighting` is uniform."""
         return float(up.n) if self.weighting == "samples" else 1.0
 
     def aggregate(self, r: Round) -> State:
+        """The weighted mean of the uploads, or a step of `server_lr` towards it."""
         new, old = r.mean(METHOD), r.server[METHOD]
         if self.server_lr == 1:
             return {METHOD: new}
@@ -108,6 +117,7 @@ class Method(Term, frame=True):
     # ------------------------------------------------------------------ client
 
     def client_init(self, s: Site) -> State:
+        """The initial values of what is personal."""
         return {METHOD: clone({k: v for k, v in s.net.initial.items() if k not in s.shared})}
 
     def receive(self, s: Site) -> Tree:
@@ -120,6 +130,7 @@ class Method(Term, frame=True):
             s.fit(phase)
 
     def loss(self, b: Batch, s: Site) -> Tensor:
+        """The task's loss of the network's prediction."""
         return s.task.loss(b.out[s.net.logits], b.target)
 
     def step(self, b: Batch, s: Site) -> None:
@@ -127,6 +138,7 @@ class Method(Term, frame=True):
         s.apply(s.grad(b))
 
     def finish(self, s: Site) -> State:
+        """Personal tensors are kept, shared ones go up."""
         s.own[METHOD] = {k: v for k, v in s.w.items() if k not in s.shared}
         return {METHOD: select(s.w, s.shared)}
 

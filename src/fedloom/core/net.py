@@ -34,16 +34,28 @@ class Net(nn.Module):
     {'input': (5, 4), 'body': (5, 3), 'head': (5, 2)}
     """
 
+    shape: tuple[int, ...]
+    """Shape of one input."""
     input_dtype: torch.dtype = torch.float32
-    """Of what `x` holds; networks that read token ids set int64."""
+    """Type of the inputs; networks that read token ids set int64."""
     feature: str
     """The stage the heads read; moved by `insert`."""
     representation: str
     """The stage the head read when the net was built: the raw features, whatever is inserted."""
     logits: str
-    """The stage of the global prediction."""
+    """The stage of the prediction."""
+    keys: tuple[str, ...]
+    """Every tensor of the model, buffers included."""
+    params: frozenset[str]
+    """The keys that can be trained."""
     initial: Tree
     """Values at build time: where every client and the server begin."""
+    reads: dict[str, str | None]
+    """Stage -> the stage it reads; None for a side stage."""
+    owner: dict[str, str]
+    """Stage -> the part that added it; "model" for the net's own and the method's."""
+    tools: dict[str, nn.Module]
+    """Modules without a stage that a part put here in `extend`."""
     __call__: Callable[..., dict[str, Tensor]]
 
     def __init__(self, shape: tuple[int, ...], **stages: nn.Module) -> None:
@@ -51,10 +63,8 @@ class Net(nn.Module):
         if len(stages) < 2:
             raise BadInput("a net needs at least two stages, for instance body=... and head=...")
         self.shape = tuple(shape)
-        self.reads: dict[str, str | None] = {}
-        self.owner: dict[str, str] = {}
-        self.tools: dict[str, nn.Module] = {}
-        self.initial = {}
+        self.reads, self.owner = {}, {}
+        self.tools, self.initial = {}, {}
         self._adding = METHOD
         self._frozen: set[str] = set()
         previous = INPUT
@@ -113,13 +123,13 @@ class Net(nn.Module):
         self.add_module(name, module)
         self.reads[name] = reads
         self._index()
-        kept = {k: v for k, v in self.initial.items() if k in self.keys and stage_of(k) != name}
+        others = {k: v for k, v in self.initial.items() if k in self.keys and stage_of(k) != name}
         fresh = {
             key: module_dict[leaf].detach().clone()  # type: ignore[union-attr]
             for module_dict, leaf, key in self._slots_of[name]
             if stage_of(key) == name
         }
-        self.initial = kept | fresh
+        self.initial = others | fresh
 
     def _index(self) -> None:
         """Where every tensor sits. A tied tensor keeps one key and is bound in all its places."""
@@ -135,8 +145,8 @@ class Net(nn.Module):
                     self._slots_of[prefix.split(".")[0]].append((slots, leaf, key))
                     if trainable:
                         params.add(key)
-        self.params: frozenset[str] = frozenset(params - self._frozen)
-        self.keys: tuple[str, ...] = tuple(dict.fromkeys(first.values()))
+        self.params = frozenset(params - self._frozen)
+        self.keys = tuple(dict.fromkeys(first.values()))
         norms = [p for p, m in self.named_modules() if isinstance(m, _BatchNorm)]
         statistics = ("running_mean", "running_var", "num_batches_tracked")
         self._tags = {
@@ -148,7 +158,7 @@ class Net(nn.Module):
         self._forget()
 
     def _forget(self) -> None:
-        """What was worked out for the stages as they were."""
+        """Drop what was computed for the stages as they were before a change."""
         self._routes: dict[str | None, list[tuple[str, str]]] = {}
         self._shapes: dict[str, Size] = {}
 
@@ -157,7 +167,7 @@ class Net(nn.Module):
             raise UnknownName("stage", stage, self.reads)
         return stage
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ what can be looked up
 
     def match(self, pattern: str) -> frozenset[str]:
         """Keys by globs, left to right: "body.* head.* !@stats".
@@ -166,16 +176,16 @@ class Net(nn.Module):
         the layer's type, so that a `downsample.1` is not missed.
         """
         if pattern not in self._matches:
-            found: set[str] = set()
+            keys: set[str] = set()
             for word in pattern.split():
                 globs = self._tags.get(word.lstrip("!"), [word.lstrip("!")])
-                hit = {k for k in self.keys if any(fnmatchcase(k, g) for g in globs)}
-                found = found - hit if word.startswith("!") else found | hit
-            self._matches[pattern] = frozenset(found)
+                hits = {k for k in self.keys if any(fnmatchcase(k, g) for g in globs)}
+                keys = keys - hits if word.startswith("!") else keys | hits
+            self._matches[pattern] = frozenset(keys)
         return self._matches[pattern]
 
     def tree(self, pattern: str = "*") -> Tree:
-        """A copy of the initial values; never whatever client the template was last bound to."""
+        """A copy of the initial values under these keys, whatever weights the net ran last."""
         wanted = self.match(pattern)
         return {k: v.clone() for k, v in self.initial.items() if k in wanted}
 
@@ -206,17 +216,17 @@ class Net(nn.Module):
         return self._shapes[stage]
 
     def draws(self, stage: str) -> bool:
-        """Does the stage draw at random in evaluation mode too? Such layers say `draws = True`."""
+        """True if the stage draws at random in evaluation mode too: a layer has `draws = True`."""
         return any(getattr(m, "draws", False) is True for m in self.get_submodule(stage).modules())
 
     def moving(self, trained: Collection[str]) -> frozenset[str]:
         """Stages in training mode while some are trained: those, and what has no tensors of its own
         (dropout) behind them."""
-        found = set(trained)
+        stages = set(trained)
         for name, source in self._route(None):
-            if not self._slots_of[name] and (source in found or source == INPUT):
-                found.add(name)
-        return frozenset(found)
+            if not self._slots_of[name] and (source in stages or source == INPUT):
+                stages.add(name)
+        return frozenset(stages)
 
     def path_to(self, stage: str) -> list[str]:
         """The stages from the input to this one, in the order they run."""
@@ -239,8 +249,8 @@ class Net(nn.Module):
     ) -> dict[str, Tensor]:
         """Every stage's output by name, batch first; with `want`, only what that stage needs.
 
-        `train`: which stages run in training mode (all, none, or those named). `given`: outputs
-        known already, which are not computed again.
+        `train`: which stages run in training mode (all, none, or those named). `given`: stage
+        outputs that are known already and are not computed again.
         """
         out = {INPUT: x, **(given or {})}
         for name, source in self._route(want):
@@ -253,7 +263,7 @@ class Net(nn.Module):
         return self._run(w, self._known(name), z, train)
 
     def _route(self, want: str | None) -> list[tuple[str, str]]:
-        """(stage, what it reads) in running order; worked out once."""
+        """(stage, what it reads) in running order; computed once."""
         if want not in self._routes:
             lasts = [k for k, source in self.reads.items() if source] if want is None else [want]
             names = dict.fromkeys(name for last in lasts for name in self.path_to(last))
@@ -278,7 +288,7 @@ class Net(nn.Module):
                 slots[leaf] = value
 
     def __getstate__(self) -> dict[str, object]:
-        """For copies and worker processes: the template unbound from whatever it ran last."""
+        """For copies and worker processes: the initial values, not the weights it ran last."""
         tree = self.tree()
         for name in self.reads:
             self._bind(tree, name)

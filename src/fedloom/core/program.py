@@ -19,7 +19,7 @@ from fedloom.errors import BadInput
 
 
 class Program:
-    """What every process of a run holds alike: method, nets, task, seed, number of clients.
+    """What is the same in every process of a run: method, nets, task, seed, number of clients.
 
     Several nets are dealt to the clients in turn (methods that exchange no weights allow unlike
     bodies); the shared tensors must then agree in shape.
@@ -70,14 +70,15 @@ class Program:
     ) -> list[int]:
         """Who takes part in a round: a seeded sample in id order, at least one client.
 
-        Drawn from those who are present (by default all), as many as of all clients.
+        It is drawn from the clients that are present (by default all); its size is the share of
+        all clients.
         """
-        there = range(self.clients) if present is None else present
+        candidates = range(self.clients) if present is None else present
         k = max(1, round(participation * self.clients))
-        if plan.cohort == "all" or k >= len(there):
-            return list(there)
-        drawn = torch.randperm(len(there), generator=generator(self.seed, plan.t, "cohort"))
-        return sorted(there[i] for i in drawn[:k].tolist())
+        if plan.cohort == "all" or k >= len(candidates):
+            return list(candidates)
+        order = torch.randperm(len(candidates), generator=generator(self.seed, plan.t, "cohort"))
+        return sorted(candidates[i] for i in order[:k].tolist())
 
     def owner(self, plan: Plan) -> Term:
         """The part a special round belongs to."""
@@ -93,8 +94,8 @@ class Program:
             return self.method.no_global
         net, shared = self.nets[0], self._shared[0]
         path = set(net.path_to(net.logits))
-        mine = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
-        personal = sorted(mine - shared)
+        needed = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
+        personal = sorted(needed - shared)
         return f"{personal[0]!r} stays with the clients" if personal else ""
 
     def _check_nets(self) -> None:

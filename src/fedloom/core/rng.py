@@ -40,6 +40,6 @@ def rng_scope(*key: Hashable) -> Iterator[None]:
 
 
 def _cuda_devices() -> list[int]:
-    """GPUs whose streams may be drawn from: none before the first use of one."""
+    """GPUs whose streams must be restored: none before CUDA is first used."""
     started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return list(range(torch.cuda.device_count())) if started else []

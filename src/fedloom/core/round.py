@@ -19,27 +19,43 @@ from fedloom.errors import LeakError
 
 
 class Round:
-    """Collects uploads in client-id order, whatever order they arrive in.
+    """The server in one round: what its hooks see.
 
-    Uploads are folded into the weighted means and dropped, but for what a part declares with
-    `gathers` and `gathers_model`; so memory does not grow with the cohort.
+    Uploads are folded into the weighted means in the order of client ids, whatever order they
+    arrive in, and dropped, but for what a part declares with `gathers` and `gathers_model`; so
+    memory does not grow with the cohort.
     """
+
+    plan: Plan
+    """The round: `plan.t` is its number, `plan.kind` is train, special or adapt."""
+    server: State
+    """The server's state before this round, by slice; for all parts the same."""
+    cohort: list[int]
+    """Ids of the clients in this round; empty where a server's state is only evaluated."""
+    ups: dict[int, Up]
+    """Uploads by client id; of their states only what some part gathers."""
+    net: Net
+    """The network, without weights; where clients have different ones, client 0's."""
+    shared: frozenset[str]
+    """Model keys that leave the clients."""
+    method: Method
+    """The method, with its settings."""
+    notes: dict[str, Any]
+    """What `aggregate` wants in the journal: plain values by the part's name."""
+    program: Program
+    """What all clients of the run have in common."""
 
     def __init__(
         self, program: Program, plan: Plan, server: State, cohort: Sequence[int] = ()
     ) -> None:
         self.program, self.plan, self.server = program, plan, server
-        self.method: Method = program.method
-        self.net: Net = program.nets[0]
-        self.shared: frozenset[str] = program.shared(0)
-        self.ups: dict[int, Up] = {}
-        """Uploads in id order; of their states only what some part gathers."""
-        self.notes: dict[str, Any] = {}
-        """What `aggregate` wants in the journal: plain values by the part's name."""
+        self.method = program.method
+        self.net = program.nets[0]
+        self.shared = program.shared(0)
+        self.ups, self.notes = {}, {}
+        self.cohort = sorted(cohort)
         self._sums: dict[str, WeightedSum] = {}
         self._waiting: dict[int, Up | None] = {}
-        self.cohort = sorted(cohort)
-        """Who is asked in this round; empty where a server's state is only evaluated."""
         self._order = iter(self.cohort)
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
@@ -52,7 +68,7 @@ class Round:
         return self.plan.gen(-1, purpose)
 
     def mean(self, name: str) -> Tree:
-        """The weighted mean of a slice over the cohort."""
+        """The weighted mean of a slice over the cohort; weights are the part's `weight`."""
         return self._sums[name].mean() if name in self._sums else {}
 
     def sum(self, name: str) -> Tree:
@@ -77,14 +93,14 @@ class Round:
     def _fold(self, cid: int, up: Up | None) -> None:
         if up is None:
             return
-        kept = {n: t for n, t in up.state.items() if n != METHOD and self._part_of[n].gathers}
+        gathered = {n: t for n, t in up.state.items() if n != METHOD and self._part_of[n].gathers}
         if self._gathered and METHOD in up.state:
-            kept[METHOD] = select(up.state[METHOD], self._gathered)
-        self.ups[cid] = Up(kept, up.n, up.metrics)
+            gathered[METHOD] = select(up.state[METHOD], self._gathered)
+        self.ups[cid] = Up(gathered, up.n, up.metrics)
         for name, tree in up.state.items():
-            mine = name == self.method.name  # a method's own slice beside the model
+            beside_the_model = name == self.method.name  # the method's second slice
             with naming_hooks(f"on the server for client {cid}, {self.plan}"):
-                weight = 1.0 if mine else self._part_of[name].weight(self, cid, up)
+                weight = 1.0 if beside_the_model else self._part_of[name].weight(self, cid, up)
             self._sums.setdefault(name, WeightedSum()).fold(tree, weight)
 
 

@@ -74,16 +74,17 @@ class _Loop:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What a scan's outcome depends on; holds the tensors, so that none is taken for another."""
+class _ScanKey:
+    """All that the outputs of a scan depend on. It holds the tensors themselves: the address of one
+    that was freed could be another's by now."""
 
     stages: list[str]
     split: Split
     weights: list[tuple[Tensor, int]]
     """With their versions: a tensor may be changed in place."""
 
-    def same(self, other: _Asked) -> bool:
-        """Would the other give the same?"""
+    def same(self, other: _ScanKey) -> bool:
+        """Does the other scan have the same outputs?"""
         pairs = zip(self.weights, other.weights, strict=False)
         return (
             self.stages == other.stages
@@ -94,53 +95,79 @@ class _Asked:
 
 
 class Site:
-    """What a client's hooks see.
+    """One client while it answers one message: what its hooks see."""
 
-    `down` is read-only; `own` is a private copy that hooks may write; `w` is the model being
-    trained (inside `loss` and `grads`: the tree being differentiated); `received` is the model as
-    it arrived; `memo` is scratch of this call; `travel` sums, per tensor, the learning rates of
-    its steps.
-    """
+    cid: int
+    """The client's id."""
+    plan: Plan
+    """The round: `plan.t` is its number, `plan.kind` is train, special or adapt."""
+    data: ClientData
+    """The client's rows: `data.train`, and `data.val` and `data.test` where it has them."""
+    net: Net
+    """The client's network, without weights: `net(w, x)` gives every stage's output by name."""
+    w: Tree
+    """The model in training; inside `loss` and `grads`, the tree that is differentiated."""
+    received: Tree
+    """The model as it arrived, made by `receive`."""
+    down: State
+    """What the server sent, by slice. Read-only: copy before you change anything."""
+    own: State
+    """What the client keeps from round to round, by slice; hooks write their own slice."""
+    shared: frozenset[str]
+    """Model keys that may leave the client."""
+    memo: dict[Hashable, Any]
+    """Scratch for the hooks of this call; forgotten after it."""
+    method: Method
+    """The method, with its settings."""
+    terms: tuple[Term, ...]
+    """The terms that are active; none in a special round, which belongs to one part."""
+    opt: Opt
+    """How the client trains; a hook may replace it for its own call."""
+    task: Task
+    """The loss and the metrics."""
+    steps: int
+    """Mini-batches trained in this call."""
+    travel: dict[str, float]
+    """For each key of the model, the sum of the learning rates of its steps."""
+    mean_loss: float | None
+    """Mean training loss of the last `fit` of the client's own model."""
+    device: torch.device
+    """Where it computes."""
+    program: Program
+    """What all clients of the run have in common."""
 
     def __init__(self, visit: Visit) -> None:
-        self.program: Program = visit.program
-        self.plan: Plan = visit.down.plan
+        self.program, self.plan = visit.program, visit.down.plan
         self.cid, self.data, self.device = visit.cid, visit.data, visit.device
-        self.method: Method = self.program.method
-        self.opt: Opt = self.method.opt
-        """How this client trains; a hook may replace it for its own call."""
-        self.task: Task = self.program.task
-        self.net: Net = self.program.net(self.cid)
-        self.shared: frozenset[str] = self.program.shared(self.cid)
+        self.method, self.task = self.program.method, self.program.task
+        self.opt = self.method.opt
+        self.net = self.program.net(self.cid)
+        self.shared = self.program.shared(self.cid)
         self.down = place_state(visit.down.state, self.device)
-        self.own: State = clone_state(place_state(visit.own or {}, self.device))
-        self.memo: dict[Hashable, Any] = {}
-        self.travel: dict[str, float] = {}
-        self.steps = 0
-        self.mean_loss: float | None = None
-        # A special round belongs to one part: no term is active in it, only the method.
-        special = self.plan.kind == "special"
-        self.terms: tuple[Term, ...] = () if special else self.method.terms
+        self.own = clone_state(place_state(visit.own or {}, self.device))
+        self.memo, self.travel = {}, {}
+        self.steps, self.mean_loss = 0, None
+        self.terms = () if self.plan.kind == "special" else self.method.terms
         self._fits = {"model": 0, "second": 0}
         self._loop: _Loop | None = None
-        self._scanned: tuple[_Asked, dict[str, Tensor]] | None = None
+        self._scanned: tuple[_ScanKey, dict[str, Tensor]] | None = None
         if visit.own is None:
             for part in self.method.parts:
                 self.own |= place_state(part.client_init(self), self.device)
-        self.received: Tree = self.method.receive(self)
-        self.w: Tree = clone(self.received)
+        self.received = self.method.receive(self)
+        self.w = clone(self.received)
 
-    # ------------------------------------------------------------------ asking
+    # ------------------------------------------------------------------ what can be looked up
 
     @property
     def start(self) -> Tree:
-        """Where a second model of this client begins."""
+        """Where a second model of the client begins: what was sent, else the initial values."""
         initial = place_state({METHOD: self.net.tree()}, self.device)[METHOD]
         return clone({**initial, **self.down.get(METHOD, {})})
 
     @property
     def newcomer(self) -> bool:
-        """Was this client absent from all training rounds?"""
+        """The client took part in no training round; it joins after the last one."""
         return self.cid >= self.plan.clients
 
     @property
@@ -151,11 +178,12 @@ class Site:
 
     @property
     def phase(self) -> Phase:
+        """The phase that is being trained."""
         return self._running.phase
 
     @property
     def training(self) -> str:
-        """Which model is in training: the client's own ("model") or another ("second")."""
+        """Which model is being trained: the client's own ("model") or another ("second")."""
         return self._running.training
 
     @property
@@ -165,6 +193,7 @@ class Site:
 
     @property
     def epoch(self) -> int:
+        """Epochs of this phase that are over."""
         return self._running.epoch
 
     @property
@@ -174,7 +203,7 @@ class Site:
 
     @property
     def modes(self) -> frozenset[str] | bool:
-        """Stages in training mode: pass to `net(...)` for extra forward passes."""
+        """Stages in training mode: pass as `train` to `net(...)` for extra forward passes."""
         return self._running.modes
 
     @property
@@ -196,24 +225,23 @@ class Site:
     def _scan(self, stages: list[str], w: Tree, split: Split) -> dict[str, Tensor]:
         """Outputs of stages, each on the way to the last of them.
 
-        The last scan is remembered: FedPAC looks at the features that its frozen body then feeds
-        to the head.
+        The last scan is remembered: FedPAC reads the features that its frozen body then feeds to
+        the head.
         """
         path = set(self.net.path_to(stages[-1]))
-        asked = _Asked(
-            stages, split, [(v, v._version) for k, v in w.items() if stage_of(k) in path]
-        )
-        if self._scanned is not None and self._scanned[0].same(asked):
+        weights = [(v, v._version) for k, v in w.items() if stage_of(k) in path]
+        key = _ScanKey(stages, split, weights)
+        if self._scanned is not None and self._scanned[0].same(key):
             return dict(self._scanned[1])
         parts: dict[str, list[Tensor]] = {stage: [] for stage in stages}
         for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
             out = self.net(w, place(split.x(rows), self.device), want=stages[-1])
             for stage in stages:
                 parts[stage].append(out[stage])
-        found = {stage: torch.cat(outputs) for stage, outputs in parts.items()}
-        drawn = any(map(self.net.draws, path))
-        self._scanned = None if drawn else (asked, found)
-        return dict(found)
+        outputs = {stage: torch.cat(chunks) for stage, chunks in parts.items()}
+        random = any(map(self.net.draws, path))
+        self._scanned = None if random else (key, outputs)
+        return dict(outputs)
 
     # ------------------------------------------------------------------ the loop
 
@@ -311,26 +339,26 @@ class Site:
         train = self.data.train
         width = 1 if train.augmented else max(1, GATHERED_NUMBERS // self._numbers(batches[0]))
         for at in range(0, len(batches), width):
-            some = batches[at : at + width]
-            sizes = [len(idx) for idx in some]
+            chunk = batches[at : at + width]
+            sizes = [len(idx) for idx in chunk]
             with timed("data"):
-                rows = torch.cat(tuple(some))
+                rows = torch.cat(tuple(chunk))
                 x = torch.split(place(train.x(rows, augment), self.device), sizes)
                 y = torch.split(train.y[rows].to(self.device), sizes)
-            yield from map(Batch, x, y, some, y)
+            yield from map(Batch, x, y, chunk, y)
 
     def _numbers(self, batch: Tensor) -> int:
-        """How many numbers the inputs of a batch are."""
+        """How many numbers the inputs of a batch hold."""
         return len(batch) * math.prod(self.net.shape)
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """A frozen body is run once over the data and not at every step.
 
-        Only where nothing can tell: no part changes inputs or adds a loss of its own, no
-        augmentation, and the outputs are small enough to hold.
+        Only where that changes no result: no part changes inputs or adds a loss of its own, rows
+        are not augmented, and the outputs are small enough to hold.
         """
-        watched = loop.inputs or loop.losses or self.data.train.augmented
-        if isinstance(loop.modes, bool) or watched:
+        needs_every_batch = loop.inputs or loop.losses or self.data.train.augmented
+        if isinstance(loop.modes, bool) or needs_every_batch:
             return {}
         stages = list(takewhile(self._is_fixed, self.net.path_to(self.net.logits)))
         width = sum(self.net.shape_of(stage).numel() for stage in stages)
@@ -343,9 +371,10 @@ class Site:
         return not isinstance(modes, bool) and stage not in modes and not self.net.draws(stage)
 
     def grad(self, b: Batch, w: Tree | None = None, corrected: bool = True) -> Tree:
-        """Inputs, forward pass, the sum of all losses, its gradient, corrections.
+        """The gradient of a batch: inputs, forward pass, the sum of all losses, corrections.
 
-        Corrections are for the model that is averaged; a personal one asks for none.
+        Corrections are for the model that is averaged; `corrected=False` leaves them out, for a
+        personal one.
         """
         loop, outer = self._running, self.w
         if w is not None:
@@ -360,10 +389,10 @@ class Site:
         loop.loss_sum += loss.detach()  # a tensor: no waiting for the device at every step
         loop.batches += 1
         leaves = [self.w[k] for k in loop.keys]
-        found = torch.autograd.grad(loss, leaves, allow_unused=True)
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
         g = {
             k: torch.zeros_like(leaf) if v is None else v
-            for k, leaf, v in zip(loop.keys, leaves, found, strict=True)
+            for k, leaf, v in zip(loop.keys, leaves, gradients, strict=True)
         }
         with torch.no_grad():
             for correct in loop.corrections if corrected else ():

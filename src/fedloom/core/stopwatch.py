@@ -18,7 +18,7 @@ Seconds = dict[str, float]
 
 
 class Stopwatch:
-    """Charges time to the innermost activity that is going on.
+    """Adds up seconds by activity; a second counts for the innermost activity that is running.
 
     >>> clock = iter([0.0, 1.0, 3.0, 7.0]).__next__
     >>> watch = Stopwatch(clock)
@@ -32,7 +32,7 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._seconds: Seconds = {}
-        self._going_on: list[str] = []
+        self._running: list[str] = []
         self._since = 0.0
 
     def __call__(self, activity: Activity) -> _Lap:
@@ -40,29 +40,29 @@ class Stopwatch:
         return _Lap(self, activity)
 
     def drain(self) -> Seconds:
-        """Seconds by activity since the last call, of laps that are over."""
+        """Seconds by activity since the last call; activities that are running add theirs later."""
         seconds, self._seconds = self._seconds, {}
         return seconds
 
     def add(self, seconds: Seconds) -> None:
-        """Take over what another process spent."""
+        """Add the seconds that another process spent."""
         for activity, more in seconds.items():
             self._seconds[activity] = self._seconds.get(activity, 0.0) + more
 
     def _begin(self, activity: str) -> None:
         self._charge()
         self._seconds.setdefault(activity, 0.0)
-        self._going_on.append(activity)
+        self._running.append(activity)
 
     def _end(self) -> None:
         self._charge()
-        self._going_on.pop()
+        self._running.pop()
 
     def _charge(self) -> None:
         now = self._clock()
-        if self._going_on:
-            on = self._going_on[-1]
-            self._seconds[on] = self._seconds.get(on, 0.0) + now - self._since
+        if self._running:
+            innermost = self._running[-1]
+            self._seconds[innermost] = self._seconds.get(innermost, 0.0) + now - self._since
         self._since = now
 
 

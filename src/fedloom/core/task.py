@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Task(Protocol):
-    """Loss and metrics come from here, never from a method."""
+    """The loss and the metrics; methods take both from here."""
 
     def loss(self, logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
         """The training loss; `target` is hard [n] or soft [n, K]."""
@@ -25,6 +25,6 @@ class Classification:
         return F.cross_entropy(logits, target, reduction=reduction)
 
     def metrics(self, probs: Tensor, y: Tensor) -> dict[str, float]:
-        hit = (probs.argmax(-1) == y).double().mean()
+        correct = (probs.argmax(-1) == y).double().mean()
         likelihood = probs.gather(-1, y[:, None]).clamp_min(1e-12)
-        return {"accuracy": float(hit), "nll": float(-likelihood.double().log().mean())}
+        return {"accuracy": float(correct), "nll": float(-likelihood.double().log().mean())}

@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 
 @dataclass
 class Batch:
-    """One mini-batch. `target` is what the loss uses, `y` stays the hard labels."""
+    """One mini-batch of the training loop."""
 
     x: Tensor
+    """The network's input, [n, ...]; `inputs` may change it."""
     y: Tensor
+    """Hard labels, [n]; never changed."""
     idx: Tensor
-    """Rows of the local training set."""
+    """Which rows of the local training set these are, [n]."""
     target: Tensor
+    """What the loss is computed with: `y`, or soft labels [n, K] that `inputs` put here."""
     out: dict[str, Tensor] = field(default_factory=dict)
-    """Stage outputs of the forward pass."""
+    """Every stage's output in the forward pass, by name; empty in `inputs`."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Term:
     after: ClassVar[tuple[str, ...]] = ()
     """Special rounds over all clients after the last round."""
     keeps: ClassVar[Literal["personal", "shared"]] = "personal"
-    """Where the stages it added live."""
+    """Whether the stages it added stay with each client or are averaged."""
     train: ClassVar[bool] = True
     """The loop trains its stages in every phase; False: the term does so itself."""
     gathers: ClassVar[bool] = False
@@ -58,7 +61,7 @@ class Term:
     gathers_model: ClassVar[str] = ""
     """The same for the model: a pattern of the keys it reads."""
     refuses: ClassVar[tuple[str, ...]] = ()
-    """Names of partners that make no sense."""
+    """Names of parts it cannot be combined with."""
     requires: ClassVar[str] = ""
     """Pattern of model keys that must be shared."""
 
@@ -119,5 +122,5 @@ class Term:
         return {}
 
     def overrides(self, hook: str) -> bool:
-        """Does this part implement the hook?"""
+        """True if this part implements the hook."""
         return getattr(type(self), hook) is not getattr(Term, hook)

@@ -24,8 +24,8 @@ def clone_state(state: Mapping[str, Mapping[str, Tensor]]) -> State:
 
 
 def place(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor where and how a site computes: on its device, images and convolution kernels
-    channels last, which convolutions prefer; no copy if it is so already."""
+    """The tensor as a site computes with it: on its device, and images and convolution kernels
+    channels last, which is faster. No copy where it is so already."""
     if tensor.ndim == 4:
         return tensor.to(device, memory_format=torch.channels_last)
     return tensor.to(device)
@@ -37,8 +37,8 @@ def place_state(state: Mapping[str, Mapping[str, Tensor]], device: torch.device)
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A dense, contiguous copy on the CPU that shares its storage with no other tensor: how every
-    tensor leaves a site, so that a state's bytes do not depend on where it was."""
+    """A dense, contiguous copy on the CPU that shares its storage with no other tensor. Every
+    tensor leaves a site in this form, so that a state's bytes do not depend on the device."""
     return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
