@@ -40,8 +40,8 @@ from fedloom.errors import TrainingError as TrainingError
 from fedloom.errors import UnknownName as UnknownName
 from fedloom.errors import WorkerLost as WorkerLost
 from fedloom.launch.compare import Comparison as Comparison
+from fedloom.launch.compare import Row as Row
 from fedloom.launch.compare import compare as compare
-from fedloom.launch.start import Result as Result
 from fedloom.launch.start import resume as resume
 from fedloom.launch.start import run as run
 from fedloom.methods import register as register
@@ -97,6 +97,7 @@ from fedloom.models import split as split
 from fedloom.record import At as At
 from fedloom.record import Chosen as Chosen
 from fedloom.record import Finding as Finding
+from fedloom.record import Headline as Headline
 from fedloom.record import LedgerStep as LedgerStep
 from fedloom.record import Reported as Reported
 from fedloom.record import RoundRecord as RoundRecord
@@ -107,6 +108,8 @@ from fedloom.record import SharedTensor as SharedTensor
 from fedloom.record import Spread as Spread
 from fedloom.record import Summary as Summary
 from fedloom.runs.config import RunConfig as RunConfig
+from fedloom.runs.config import RunSettings as RunSettings
+from fedloom.runs.result import Result as Result
 from fedloom.runs.watcher import RunView as RunView
 from fedloom.runs.watcher import Stop as Stop
 from fedloom.runs.watcher import Watcher as Watcher

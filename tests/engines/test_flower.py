@@ -567,7 +567,7 @@ def test_an_exception_in_a_hook_tells_the_server_where_but_not_what_it_quotes(
     config = RunConfig(rounds=1, model="mlp(hidden=[8])")
     result = start(Experiment.build(config, Quotes(), digits(*CLIENTS)), InProcess())
     where = "quotes.loss at client 2, round 1 (phase 'local')"
-    assert result.records[0]["absent"] == {2: f"HookError: {where}: KeyError; see the site's log"}
+    assert result.records[0].absent == {2: f"HookError: {where}: KeyError; see the site's log"}
     assert "J. Doe" in capsys.readouterr().err
 
 

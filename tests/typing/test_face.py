@@ -1,0 +1,147 @@
+"""What `import fedloom as fl` offers: to type checkers and at run time the same, and all of it."""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import fedloom as fl
+from fedloom import errors
+from fedloom.lazy import names_in_stub
+from fedloom.methods import register
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).with_name("user_program.py")
+LAZY = ["fedloom", "fedloom.analysis", "fedloom.data"]
+
+MISSPELT = {
+    "fl.FedPer()": "fl.FedPerr()",
+    "s.w[k] if": "s.no_such_attribute[k] if",
+    "self._size(s.w)": "self._siz(s.w)",
+    "fl.Batch, s: fl.Site) -> None": "fl.Bach, s: fl.Site) -> None",
+    "s.net.feature": "s.net.features",
+    "s.data.classes).float()": "s.data.class_count).float()",
+    "len(r.ups)": "len(r.uploads)",
+    "up.n *": "up.rows *",
+    "record.round -": "record.t -",
+    "past.loss for": "past.losses for",
+    "fl.Stop(": "fl.Halt(",
+    "result.accuracy": "result.acuracy",
+    "summary.stopped": "summary.stoped",
+    "rounds=40": "round=40",
+    '"eval_every": 3': '"evaluate_every": 3',
+    "row.label": "row.name",
+    "fl.analysis.linear_cka": "fl.analysis.linear_kca",
+    "same.value": "same.score",
+    "fl.UnknownName": "fl.UnknownNam",
+    "-> fl.Stop | None": "-> bool",
+    "def weight(self, r: fl.Round, cid: int, up: fl.Up) -> float": "def weight(self, r: fl.Round)"
+    " -> float",
+}
+"""What the program says -> a mistake that a type checker must find on that line."""
+
+
+# ------------------------------------------------------------------ a user's program
+
+
+def test_a_users_program_runs() -> None:
+    done = subprocess.run(
+        [sys.executable, PROGRAM], capture_output=True, text=True, check=True, timeout=300
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("warm_heads(head_epochs=1) + small_heads(mu=0.05): ")
+    assert lines[1].startswith("stopped: no progress since round ")
+    assert lines[-1] == "unknown method 'fedavgg'; did you mean 'fedavg'?"
+
+
+@pytest.fixture(scope="module")
+def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """File -> mypy's errors, of the program and of a copy with each mistake. All at once, with the
+    options and the cache of `make types`, because reading torch anew takes a minute."""
+    folder = tmp_path_factory.mktemp("programs")
+    source = PROGRAM.read_text(encoding="utf-8")
+    files = {"right.py": source}
+    for i, (right, wrong) in enumerate(MISSPELT.items()):
+        assert right in source, f"the program no longer says {right!r}"
+        files[f"wrong_{i}.py"] = source.replace(right, wrong, 1)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", folder],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert not done.stderr, done.stderr
+    errors_in: dict[str, list[str]] = {name: [] for name in files}
+    for line in done.stdout.splitlines():
+        name = Path(line.partition(":")[0]).name
+        if name in files and ": error: " in line:
+            errors_in[name].append(line)
+    return errors_in
+
+
+def test_mypy_accepts_a_users_program(complaints: dict[str, list[str]]) -> None:
+    assert complaints["right.py"] == []
+
+
+@pytest.mark.parametrize("number", range(len(MISSPELT)), ids=list(MISSPELT.values()))
+def test_mypy_finds_a_mistake_on_its_line(number: int, complaints: dict[str, list[str]]) -> None:
+    right = list(MISSPELT)[number]
+    source = PROGRAM.read_text(encoding="utf-8")
+    line = source[: source.index(right)].count("\n") + 1
+    places = [int(error.split(":")[1]) for error in complaints[f"wrong_{number}.py"]]
+    assert line in places, complaints[f"wrong_{number}.py"]
+
+
+# ------------------------------------------------------------------ the stubs
+
+
+def test_every_registered_method_and_term_is_public_and_the_reverse() -> None:
+    homes = names_in_stub("fedloom")
+    public = {name for name, home in homes.items() if home.startswith("fedloom.methods.")}
+    assert public == {register[name].__name__ for name in register}
+    assert all(getattr(fl, register[name].__name__) is register[name] for name in register)
+
+
+def test_every_error_is_public() -> None:
+    kinds = inspect.getmembers(errors, inspect.isclass)
+    assert {name for name, kind in kinds if issubclass(kind, fl.FedloomError)} <= set(dir(fl))
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_every_name_of_a_stub_is_there_and_no_module_hides_a_function(package: str) -> None:
+    module = import_module(package)
+    homes = names_in_stub(package)
+    assert dir(module) == module.__all__ == sorted(homes)
+    for home in set(homes.values()) - {package}:
+        import_module(home)
+    modules = {info.name for info in pkgutil.iter_modules(module.__path__)}
+    for name, home in homes.items():
+        value = getattr(module, name)
+        assert isinstance(value, ModuleType) == (home == package), name
+        assert home == package or name not in modules or package == "fedloom.data"
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_an_unknown_name_is_an_attribute_error(package: str) -> None:
+    with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'FedAvgg'"):
+        _ = import_module(package).FedAvgg
+
+
+def test_importing_the_package_and_reading_data_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, fedloom as fl; fl.load, fl.Source, fl.BadInput, dir(fl)\n"
+        "print('heavy:', *{'torch', 'scipy', 'sklearn'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["heavy:"]
