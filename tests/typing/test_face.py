@@ -63,8 +63,8 @@ def test_a_users_program_runs() -> None:
 
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """File -> mypy's errors, of the program and of a copy with each mistake. All at once, with the
-    options and the cache of `make types`, because reading torch anew takes a minute."""
+    """File -> mypy's errors: of the program, of a copy with each mistake, and of the example. All
+    at once, with the options and the cache of `make types`: reading torch takes a minute."""
     folder = tmp_path_factory.mktemp("programs")
     source = PROGRAM.read_text(encoding="utf-8")
     files = {"right.py": source}
@@ -73,8 +73,10 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
         files[f"wrong_{i}.py"] = source.replace(right, wrong, 1)
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")
+    files["own_method.py"] = "the example"
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict"]
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict", folder],
+        [*command, *folder.iterdir(), "examples/own_method.py"],
         cwd=ROOT,
         check=False,
         capture_output=True,
@@ -90,8 +92,8 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
     return errors_in
 
 
-def test_mypy_accepts_a_users_program(complaints: dict[str, list[str]]) -> None:
-    assert complaints["right.py"] == []
+def test_mypy_accepts_a_users_program_and_the_example(complaints: dict[str, list[str]]) -> None:
+    assert complaints["right.py"] == complaints["own_method.py"] == []
 
 
 @pytest.mark.parametrize("number", range(len(MISSPELT)), ids=list(MISSPELT.values()))

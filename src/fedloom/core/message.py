@@ -61,6 +61,7 @@ class Up:
     """One client to the server. What trains is in `state`; the rest is only logged."""
 
     state: State
+    """By slice: the shared model under "model", and what each part sends under its name."""
     n: int
     """Training rows of the client."""
     metrics: Mapping[str, float] = field(default_factory=dict)

@@ -76,7 +76,7 @@ class Net(nn.Module):
     # ------------------------------------------------------------------ building
 
     def add(self, name: str, module: nn.Module, reads: str | None) -> Net:
-        """A branch that reads a stage; `reads=None`: a side stage, run only by `stage`."""
+        """Add a branch that reads a stage; `reads=None`: a side stage, run only by `stage`."""
         if name in self.reads:
             raise BadInput(f"the net already has a stage {name!r}; use replace")
         if name == INPUT or "." in name or hasattr(self, name):
@@ -88,7 +88,7 @@ class Net(nn.Module):
         return self
 
     def insert(self, name: str, module: nn.Module, after: str | None = None) -> Net:
-        """Between a stage (default: the feature) and everything that reads it.
+        """Add a stage between one (default: the feature) and everything that reads it.
 
         Inserted after the feature, it becomes the feature.
         """
@@ -103,7 +103,7 @@ class Net(nn.Module):
         return self
 
     def replace(self, name: str, module: nn.Module, reads: str | None = None) -> Net:
-        """Another module under the same name (a fixed head, another width)."""
+        """Put another module under the same name (a fixed head, another width)."""
         self._known(name)
         self._put(name, module, self.reads[name] if reads is None else self._known(reads))
         return self

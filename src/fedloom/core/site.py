@@ -178,7 +178,7 @@ class Site:
 
     @property
     def phase(self) -> Phase:
-        """The phase that is being trained."""
+        """The phase that is being trained; only inside `fit`, as the next five."""
         return self._running.phase
 
     @property
