@@ -14,12 +14,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedloom.runs.scores import Record
 from trouble import DEPLOY, LIMIT, A, B, C, D, Reference, Trial, reference, told, trial
 
 from fedloom.deploy.certificates import Authority, write_key_pair
 from fedloom.deploy.federation import Run, is_connected, supernode
 from fedloom.deploy.processes import Child, end_all, free_ports
-from fedloom.runs.scores import Record
 from helpers import finish, wait_until
 
 pytestmark = [
