@@ -45,6 +45,7 @@ def write_run(
     ended: bool = True,
     stopped: str | None = None,
     partition: int = 0,
+    names: Sequence[str] = (),
     heads: Mapping[str, Sequence[float]] | None = None,
     joined: Sequence[float] = (),
     notes: Sequence[Any] = (),
@@ -54,9 +55,9 @@ def write_run(
     """A run whose `curve[t][i]` is the accuracy of client i after round t + 1, of which the last
     is its result.
 
+    Runs with the same `partition` have the same clients. `names`: of the clients' sites.
     `stopped`: why it ended early. `heads`: what single heads score alone at every client in the
-    last round. `joined`: what newcomers reach. Runs with the same `partition` have the same
-    clients.
+    last round. `joined`: what newcomers reach.
     """
     clients = len(curve[0])
     settings = {
@@ -72,7 +73,7 @@ def write_run(
     versions = {"fedloom": "0.1.0", "torch": "2", "format": FORMAT}
     (path / "versions.json").write_text(json.dumps(versions))
     held = [ClientRows(np.array([i, 50 + partition])) for i in range(clients + len(joined))]
-    divided = Partition(held, source="data")
+    divided = Partition(held, source="data", names=tuple(names))
     divided.save(path / "partition.json")
     average = find_protocol(config.protocol).average
     records = [_record(t, values, rows, average) for t, values in enumerate(curve, start=1)]

@@ -285,6 +285,18 @@ def test_clients_beside_a_reference_are_of_the_seeds_both_have(tmp_path: Path) -
     assert "about 2.5 % of clients on each side" in page.text
 
 
+def test_sites_are_called_by_their_names(tmp_path: Path) -> None:
+    names = ("Basel", "Ghent", "Turin")
+    for method, values in (("fedavg", (0.5, 0.6)), ("fedper", (0.7, 0.4))):
+        write_run(tmp_path / method, method, [values], joined=(0.3,), names=names)
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert page.cells("g0-client-1", "Client") == ["Basel", "Ghent"]
+    assert page.cells("g0-newcomers-clients", "Newcomer") == ["Turin"]
+    assert page.cells("g0-gain-fedavg-table", "worst client") == ["Ghent"]
+    assert page.charts["g0-gain-fedavg"]["strips"][0]["names"] == ["Basel", "Ghent"]
+    assert page.cells("g0-partition-table", "client") == list(names)
+
+
 def test_without_a_reference_no_client_gains(tmp_path: Path) -> None:
     """3000 clients, of which a page holds 2500."""
     write_run(tmp_path / "a", "fedper", [[0.5] * 3000])

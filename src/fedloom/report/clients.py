@@ -19,7 +19,7 @@ from fedloom.report.numbers import (
     head_means,
     on_common_seeds,
 )
-from fedloom.report.runs import ClientResult
+from fedloom.report.runs import ClientResult, StoredRun
 
 MOST_ROWS = 2500
 """Rows of all methods' client tables together."""
@@ -58,7 +58,7 @@ def clients_section(group: RunGroup, name: str, drawings: Drawings) -> Html:
     return tag(
         "section",
         tag("h3", "Clients"),
-        [_gain_figure(name, title, over, drawings) for title in references],
+        [_gain_figure(group, name, title, over, drawings) for title in references],
         None if references else tag("p", nothing, class_="quiet"),
         _head_table(group, name),
         tag("div", class_="controls", data_choose=name),
@@ -75,7 +75,7 @@ def _first(group: RunGroup) -> str:
 
 
 def _gain_figure(
-    name: str, reference: str, over: Mapping[str, Gains], drawings: Drawings
+    group: RunGroup, name: str, reference: str, over: Mapping[str, Gains], drawings: Drawings
 ) -> Html | None:
     lines = {label: line for label, by in over.items() if (line := by.get(reference)) is not None}
     if not lines:
@@ -84,7 +84,7 @@ def _gain_figure(
         {
             "key": label,
             "values": [rounded(100 * g, 2) for g in line.gain.gains],
-            "names": [str(cid) for _, cid in line.clients],
+            "names": [_name(group, key) for key in line.clients],
             "clear": [int(_verdict(line, i) != 0) for i in range(len(line.clients))],
         }
         for label, line in lines.items()
@@ -105,7 +105,7 @@ def _gain_figure(
             points(g.mean),
             points(g.median),
             points(g.worst),
-            str(line.clients[g.worst_client][1]),
+            _name(group, line.clients[g.worst_client]),
             *(f"{100 * share:.0f}" for share in (g.helped, g.harmed, g.positive)),
         ]
         for label, line in lines.items()
@@ -249,21 +249,28 @@ def _most_telling(
 
 
 def client_cell(group: RunGroup, key: ClientKey) -> Cell:
-    """A client's id; with partitions of their own, seeds tell clients of the same id apart."""
-    partition, cid = key
-    text = group.first.shared_tests[cid] if group.first.on_shared_tests else str(cid)
+    """A client's name; with partitions of their own, seeds tell clients of the same name apart."""
+    cid, name = key[1], _name(group, key)
     if group.same_partition:
-        return Cell(text, cid)
-    seed = next(run.config.seed for run in group.runs if run.partition == partition)
-    return Cell(f"seed {seed}: {text}", 1e6 * seed + cid)
+        return Cell(name, cid)
+    seed = _run_of(group, key).config.seed
+    return Cell(f"seed {seed}: {name}", 1e6 * seed + cid)
+
+
+def _run_of(group: RunGroup, key: ClientKey) -> StoredRun:
+    """A run with the client's partition."""
+    return next(run for run in group.runs if run.partition == key[0])
+
+
+def _name(group: RunGroup, key: ClientKey) -> str:
+    return _run_of(group, key).name_of(key[1])
 
 
 def _training_rows(group: RunGroup, key: ClientKey) -> Cell:
-    partition, cid = key
-    run = next(run for run in group.runs if run.partition == partition)
-    if run.on_shared_tests or not sum(run.sizes[cid]):
+    run = _run_of(group, key)
+    if run.on_shared_tests or not sum(run.sizes[key[1]]):
         return Cell(NONE)
-    rows = run.sizes[cid][0]
+    rows = run.sizes[key[1]][0]
     return Cell(str(rows), rows)
 
 

@@ -35,16 +35,17 @@ def _noted(row: MethodRuns) -> list[RoundRecord]:
 
 
 def _figure(name: str, row: MethodRuns, records: list[RoundRecord], drawings: Drawings) -> Html:
+    run = row.shown[0]
     frames: list[dict[str, Any]] = []
     for record in [records[i] for i in thinned(len(records), MOST_ROUNDS)]:
         note = record.notes["fedpac"]
-        ids = [str(cid) for cid in note["clients"][:MOST_CLIENTS]]
+        names = [run.client_names[cid] for cid in note["clients"][:MOST_CLIENTS]]
         values = [[round(w, 3) for w in line[:MOST_CLIENTS]] for line in note["weights"]]
         frames.append(
             {
                 "name": f"round {record.round}",
-                "rows": ids,
-                "cols": ids,
+                "rows": names,
+                "cols": names,
                 "values": values[:MOST_CLIENTS],
             }
         )
@@ -53,7 +54,7 @@ def _figure(name: str, row: MethodRuns, records: list[RoundRecord], drawings: Dr
         f"{name}-table",
         f"Weights in {last['name']}",
         ["client", *last["cols"]],
-        [[cid, *line] for cid, line in zip(last["rows"], last["values"], strict=True)],
+        [[client, *line] for client, line in zip(last["rows"], last["values"], strict=True)],
     )
     many = len(records[-1].notes["fedpac"]["clients"])
     some = f" The first {MOST_CLIENTS} of {many} clients." if many > MOST_CLIENTS else ""
@@ -65,8 +66,5 @@ def _figure(name: str, row: MethodRuns, records: list[RoundRecord], drawings: Dr
         "digits": 3,
         "frames": frames,
     }
-    seed = row.shown[0].config.seed
-    note_text = (
-        f"Seed {seed}: how much of each head (across) a client's own (down) is made of.{some}"
-    )
+    note_text = f"Seed {run.config.seed}: how much of each head (across) a client's own (down) is made of.{some}"
     return drawings.figure(name, f"{row.label}: weights", spec, table, note_text)

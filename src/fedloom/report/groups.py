@@ -11,7 +11,20 @@ from fedloom.launch.tables import Labelled
 from fedloom.report.runs import StoredRun, Unit
 
 SAME = (
-    *("data", "partition", "clients", "split", "shift", "augment", "normalize", "image_size"),
+    *(
+        "data",
+        "label",
+        "client",
+        "domain",
+        "inputs",
+        "partition",
+        "clients",
+        "split",
+        "shift",
+        "augment",
+        "normalize",
+        "image_size",
+    ),
     *("newcomers", "model", "rounds", "participation", "protocol", "eval_every"),
 )
 """Keys that must be equal for numbers to compare."""

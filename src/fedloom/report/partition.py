@@ -79,6 +79,7 @@ def _sizes(run: StoredRun, name: str, why: str) -> Html:
     if not any(map(any, run.sizes)):
         return tag("p", "The rows are at the sites; the server knows nothing of them.")
     head = ["client", "training", "validation", "test"]
-    rows = [[str(i), *size] for i, size in enumerate(run.sizes[:MOST_CLIENTS])]
+    named = list(zip(run.client_names, run.sizes, strict=True))
+    rows = [[name, *size] for name, size in named[:MOST_CLIENTS]]
     table = plain_table(f"{name}-partition-table", "Rows of each client", head, rows)
     return tag("div", tag("p", f"Classes cannot be shown: {why}."), table)

@@ -64,6 +64,8 @@ class StoredRun:
     """Fingerprint of the data."""
     sizes: list[tuple[int, int, int]]
     """Rows of each client for training, validation and testing; newcomers come last."""
+    client_names: list[str]
+    """Of sites that have a name; numbers of others."""
     shared_tests: list[str]
     versions: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
@@ -84,6 +86,7 @@ class StoredRun:
             partition=partition.fingerprint,
             source=partition.source,
             sizes=[(train, val, test) for train, val, test in partition.packed.sizes.tolist()],
+            client_names=partition.client_names,
             shared_tests=list(partition.shared),
             versions=_json(paths.versions) if paths.versions.exists() else {},
             findings=read_records(paths.diagnostics, Finding),
@@ -145,6 +148,10 @@ class StoredRun:
     def on_shared_tests(self) -> bool:
         """Are the "clients" of the result test sets that belong to nobody?"""
         return self.result_at is not None and self.result_at.group == "shared tests"
+
+    def name_of(self, client: int) -> str:
+        """What readers call a client of the result."""
+        return self.shared_tests[client] if self.on_shared_tests else self.client_names[client]
 
     @cached_property
     def weighted(self) -> bool:
