@@ -66,8 +66,8 @@ def _figure(name: str, row: MethodRuns, records: list[RoundRecord], drawings: Dr
         "digits": 3,
         "frames": frames,
     }
-    caption = (
+    note_text = (
         f"Seed {run.config.seed}: how much of each head (across) a client's own (down) is made of."
         f"{some}"
     )
-    return drawings.figure(name, f"{row.label}: weights", spec, table, caption)
+    return drawings.figure(name, f"{row.label}: weights", spec, table, note_text)
