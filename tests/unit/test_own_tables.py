@@ -121,6 +121,11 @@ def test_a_column_has_one_role() -> None:
     sentence = refused(patients(), label="diagnosis", client="diagnosis")
     assert "label and client both name the column 'diagnosis'" in sentence
     assert "'age'" in refused(patients(), label="diagnosis", inputs=["age", "age"])
+    usual = pd.DataFrame({"user": [3, 4], "y": [0, 1]})
+    assert load(usual, inputs="user").user is None
+    assert "'y' of the data frame is the label" in refused(usual, inputs="y")
+    several = datasets.Dataset.from_dict({"a": [1, 2], "label": [[0, 1], [1]]})
+    assert "'label' of the data set cannot be the label: it holds List" in refused(several)
 
 
 def test_the_usual_names_need_not_be_named() -> None:
@@ -291,6 +296,8 @@ def test_class_labels_follow_the_names_they_are_to_have() -> None:
     table = datasets.Dataset.from_dict({"a": [1.0, 2.0], "label": [0, 1]}, features=features)
     assert load(table).y.tolist() == [0, 1]
     assert load(table, class_names=("ill", "odd", "well")).y.tolist() == [2, 0]
+    with pytest.raises(BadInput, match="no rows of the classes ill"):
+        load(table.select([0]), classes="ill")
     unlabelled = datasets.Dataset.from_dict({"a": [1.0], "label": [-1]}, features=features)
     assert "'label' of the data set is missing in 1 of 1 rows" in refused(unlabelled)
 
@@ -513,6 +520,9 @@ def test_frames_and_objects_that_are_no_table() -> None:
     assert "cannot read the table the data frame" in refused(pd.DataFrame({"a": [1, "x"]}))
     assert "no rows" in refused(patients().iloc[:0], **NAMED)
     assert "has no feature columns" in refused(pd.DataFrame({"label": [0, 1]}))
+    pixels = datasets.Features(x=datasets.Array2D((1, 2), "float32"), label=datasets.Value("int64"))
+    shaped = datasets.Dataset.from_dict({"x": [[[1, 2]]], "label": [0]}, features=pixels)
+    assert "Array2D" in refused(shaped)
     assert "List" in refused(datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": [0, 1]}))
     stream = datasets.Dataset.from_pandas(patients()).to_iterable_dataset()
     assert "streaming=True" in refused(stream, **NAMED)

@@ -19,16 +19,9 @@ from fedloom.data.cache import scratch_folder
 from fedloom.data.images import picture_files, read_images
 from fedloom.data.local import read_npz
 from fedloom.data.options import Options
+from fedloom.data.roles import UsualNames, source_of
 from fedloom.data.source import Source, class_codes
-from fedloom.data.tables import (
-    Table,
-    UsualNames,
-    first_line,
-    joined,
-    offline,
-    read_folder,
-    source_of,
-)
+from fedloom.data.tables import Table, first_line, joined, offline, read_folder
 from fedloom.errors import BadInput, UnknownName
 
 DOMAINNET10 = (

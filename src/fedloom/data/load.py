@@ -11,6 +11,7 @@ import numpy as np
 
 from fedloom.data import cache, hub, local, tables
 from fedloom.data.options import Columns, Options
+from fedloom.data.roles import source_of
 from fedloom.data.source import Normalize, Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
@@ -115,7 +116,7 @@ def _in_memory(data: Any, options: Options) -> Source:
 
 def _tabular(table: tables.Table, options: Options) -> Source:
     with cache.scratch_folder() as scratch:
-        source = tables.source_of(table, "table", options, scratch)
+        source = source_of(table, "table", options, scratch)
         # Decoded images are a file of the scratch folder, which is gone after this block.
         return source.memory_mapped() if source.kind == "image" else source
 

@@ -10,6 +10,7 @@ import numpy as np
 from fedloom.data import tables
 from fedloom.data.images import picture_files, read_images
 from fedloom.data.options import Options
+from fedloom.data.roles import USUAL, source_of
 from fedloom.data.source import Source
 from fedloom.errors import BadInput
 
@@ -21,7 +22,7 @@ def read(path: Path, scratch: Path, options: Options) -> Source:
         return read_images(path, scratch, options).only(options.classes)
     if path.is_dir() or (suffix in tables.SUFFIXES and path.is_file()):
         with tables.opened(path) as table:
-            return tables.source_of(table, path.stem, options, scratch)
+            return source_of(table, path.stem, options, scratch)
     if suffix == ".npz" and path.is_file():
         return read_npz(path, options).only(options.classes)
     raise BadInput(
@@ -58,8 +59,8 @@ def read_npz(path: Path, options: Options, name: str | None = None) -> Source:
         name=name or path.stem,
         class_names=options.class_names,
         official_test=arrays.get("test"),
-        domain=optional("domain", columns.domain, tables.USUAL.domain),
-        user=optional("client", columns.client, tables.USUAL.client),
+        domain=optional("domain", columns.domain, USUAL.domain),
+        user=optional("client", columns.client, USUAL.client),
     )
 
 

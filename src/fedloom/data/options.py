@@ -13,7 +13,7 @@ from fedloom.errors import BadInput
 class Columns:
     """The columns of a table, or the arrays of an `.npz` file, that a user names.
 
-    A role that is None is looked for under its usual names (`tables.UsualNames`); `inputs` that are
+    A role that is None is looked for under its usual names (`roles.UsualNames`); `inputs` that are
     empty are all columns without another role.
     """
 
