@@ -87,7 +87,8 @@ PANELS = {
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
     " weight_decay clip decay drop_last replacement seed",
     "Evaluation": "protocol eval_every diagnose diagnose_every",
-    "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out",
+    "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out"
+    " title",
 }
 DIVIDING = (
     *("data", "label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from folders import write_run
 
+import fedloom as fl
 from fedloom.errors import BadInput, RunFolderError
 from fedloom.report.groups import group_runs
 from fedloom.report.runs import find_runs
@@ -79,22 +80,17 @@ def test_a_comparison_keeps_its_order(tmp_path: Path) -> None:
 
 
 def test_a_method_is_called_as_it_was_written(tmp_path: Path) -> None:
-    """A run's configuration holds the method in full; its comparison knows what was written."""
-    full = "fedavg + mean_regularization(kappa=1.0) + prbm(momentum=0.1)"
-    write_run(tmp_path / "c" / "dbe-seed0", full)
-    write_run(tmp_path / "c" / "local-seed0", "local")
-    write_comparison(tmp_path / "c", {"local": ["local-seed0"], "fedavg + dbe": ["dbe-seed0"]})
-    (group,) = group_runs(find_runs([tmp_path / "c"]))
-    assert [row.label for row in group.rows] == ["local", "fedavg + dbe"]
-    (alone,) = group_runs(find_runs([tmp_path / "c" / "dbe-seed0"]))
-    assert alone.rows[0].label == "fedavg + dbe"
+    """A run's configuration holds the method in full, and beside it as it was written."""
+    run = fl.run("fedavg + dbe", rounds=1, clients=2, out=str(tmp_path / "dbe"))
+    assert run.experiment.config.method.startswith("fedavg(shared='*'")
+    (group,) = group_runs(find_runs([tmp_path / "dbe"]))
+    assert group.rows[0].label == "fedavg + dbe"
 
 
 def test_rows_that_are_written_alike_are_told_apart(tmp_path: Path) -> None:
     for name, method in (("a", "fedprox(mu=0.1)"), ("b", "fedprox(mu=0.2)")):
-        write_run(tmp_path / name / "mine-seed0", method)
-        write_comparison(tmp_path / name, {"mine": ["mine-seed0"]})
-    (group,) = group_runs(find_runs([tmp_path / "a", tmp_path / "b"]))
+        write_run(tmp_path / name, method, title="mine")
+    (group,) = group_runs(find_runs([tmp_path]))
     assert [row.label for row in group.rows] == [
         "mine (method fedprox(mu=0.1))",
         "mine (method fedprox(mu=0.2))",

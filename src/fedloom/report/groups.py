@@ -29,7 +29,16 @@ SAME = (
 )
 """Keys that must be equal for numbers to compare."""
 _NO_MATTER = {
-    *("method", "seed", "partition_seed", "out", "checkpoint_every", "memory", "ray_address"),
+    *(
+        "method",
+        "title",
+        "seed",
+        "partition_seed",
+        "out",
+        "checkpoint_every",
+        "memory",
+        "ray_address",
+    ),
     *("min_clients", "diagnose", "diagnose_every"),
 }
 

@@ -69,8 +69,6 @@ class StoredRun:
     shared_tests: list[str]
     versions: Mapping[str, Any]
     findings: list[Finding] = field(default_factory=list)
-    written: str | None = None
-    """How the comparison that the run is part of calls its method."""
 
     @classmethod
     def read(cls, path: Path) -> StoredRun:
@@ -90,7 +88,6 @@ class StoredRun:
             shared_tests=list(partition.shared),
             versions=_json(paths.versions) if paths.versions.exists() else {},
             findings=read_records(paths.diagnostics, Finding),
-            written=_labels(path.parent).get(path.name),
         )
 
     @property
@@ -109,8 +106,8 @@ class StoredRun:
 
     @property
     def label(self) -> str:
-        """The method as it was written, where that is known."""
-        return self.written or self.method
+        """What the run is called: by default its method as it was written."""
+        return self.config.title or self.method
 
     @property
     def clients(self) -> int:
@@ -285,15 +282,15 @@ def _run_folders(path: Path) -> list[Path]:
             f"there is no run in {path}: neither it nor a folder in it has a config.json;"
             " check the path"
         )
-    place = {name: i for i, name in enumerate(_labels(path))}
+    place = {name: i for i, name in enumerate(_folders_of(path))}
     return sorted(inside, key=lambda p: (place.get(p.name, len(place)), p.name))
 
 
-def _labels(comparison: Path) -> dict[str, str]:
-    """Names of a comparison's run folders, in its order -> methods as they were written."""
+def _folders_of(comparison: Path) -> list[str]:
+    """Names of a comparison's run folders, in its order."""
     file = comparison / "comparison.json"
     methods = _json(file).get("methods", ()) if file.exists() else ()
-    return {Path(seed["run"]).name: row["method"] for row in methods for seed in row["seeds"]}
+    return [Path(seed["run"]).name for row in methods for seed in row["seeds"]]
 
 
 def _json(file: Path) -> Any:

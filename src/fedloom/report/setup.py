@@ -16,7 +16,7 @@ from fedloom.report.runs import StoredRun
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT
 
-COMPARED = ("method", "seed", "out")
+COMPARED = ("method", "title", "seed", "out")
 """Keys that one `fedloom compare` varies."""
 LINE = 100
 """About how long the lines of a command are."""
@@ -101,7 +101,7 @@ def _expression(run: StoredRun) -> str:
         return run.method
 
 
-def _flags(config: RunConfig, leave_out: Iterable[str] = ("method", "out")) -> list[str]:
+def _flags(config: RunConfig, leave_out: Iterable[str] = ("method", "title", "out")) -> list[str]:
     """What is not a default, as options."""
     flags: list[str] = []
     for key, field in RunConfig.model_fields.items():
@@ -140,7 +140,9 @@ def _shared_table(group: RunGroup, name: str) -> Html:
 
 def _own_table(group: RunGroup, name: str) -> Html | None:
     values = _values_by_key(group)
-    differ = [key for key, v in values.items() if len(v) > 1 and key not in ("out", "seed")]
+    differ = [
+        key for key, v in values.items() if len(v) > 1 and key not in ("out", "title", "seed")
+    ]
     if not differ:
         return None
     rows = [

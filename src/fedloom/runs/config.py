@@ -99,6 +99,9 @@ class RunConfig(BaseModel):
     device: Words = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
     out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")
+    title: Words | None = Field(
+        None, description="what tables call the run; by default the method as written"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -190,6 +193,7 @@ class RunSettings(TypedDict, total=False):
     device: str
     checkpoint_every: int
     out: str | None
+    title: str | None
 
 
 def checked(model: type[Model], given: Mapping[str, Any]) -> Model:

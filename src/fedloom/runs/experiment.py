@@ -60,6 +60,7 @@ class Experiment:
         _check_data(protocol, divided, config.newcomers)
         resolved = config.changed(
             method=describe(made, full=True),
+            title=config.title or config.method,
             model=name,
             clients=len(divided),
             **{key: getattr(made.opt, field) for key, field in OPT_KEYS.items()},
