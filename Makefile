@@ -4,7 +4,7 @@ BIN := .venv/bin
 # torch's threads fight over few cores; the engines parallelise over clients instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint types unit bench clean
+.PHONY: demo test check lint types docs bench clean
 .DEFAULT_GOAL := demo
 
 .venv/installed: pyproject.toml constraints.txt
@@ -16,7 +16,13 @@ demo: .venv/installed
 	$(BIN)/fedloom compare local fedavg fedavg_ft fedper fedrep ditto --seeds 3 --eval-every 5 --engine pool --out runs/demo --overwrite
 	$(BIN)/fedloom report runs/demo --out runs/demo/report.html
 
-test: lint types unit
+# Everything, as CI runs it.
+test: lint types
+	$(BIN)/pytest -n 3 --dist loadgroup
+
+# The quick tier while you work: lint, types, unit, numeric and the contract on the inline engine.
+check: lint types
+	$(BIN)/pytest -n 2 -m 'not slow and not deployment' tests/unit tests/numeric tests/contract tests/analysis src
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -25,8 +31,8 @@ lint: .venv/installed
 types: .venv/installed
 	$(BIN)/mypy
 
-unit: .venv/installed
-	$(BIN)/pytest
+docs: .venv/installed
+	$(BIN)/python docs/build_api.py
 
 # About two hours, on a machine that does nothing else; real data through FEDLOOM_DATA.
 bench: .venv/installed
