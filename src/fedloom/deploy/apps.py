@@ -32,13 +32,14 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
-    # Not the root logger: what others say of every request would be sent on by another request.
-    said = logging.StreamHandler()
-    said.setFormatter(logging.Formatter("fedloom: %(message)s"))
-    log.handlers = [said]
+    # Flower uploads this log by HTTP requests. The root logger would log each of those requests
+    # too, and so cause the next one.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("fedloom: %(message)s"))
+    log.handlers = [handler]
     log.setLevel(logging.INFO)
     try:
         serve(grid, Settings.read(context.run_config))
     except FedloomError as e:
         log.error("%s", e)
-        raise  # what is no Exception would end this process before Flower has sent its log
+        raise  # not as SystemExit, which would end the process before Flower has uploaded its log

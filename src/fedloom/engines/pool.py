@@ -30,7 +30,7 @@ from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import rebuilt, serve
 from fedloom.errors import BadInput, WorkerLost
-from fedloom.signals import deaf_to_ctrl_c
+from fedloom.signals import ignoring_ctrl_c
 
 
 class Pool(Engine):
@@ -88,7 +88,7 @@ class Pool(Engine):
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
-            with deaf_to_ctrl_c():  # it is this process's to handle
+            with ignoring_ctrl_c():  # it is this process's to handle
                 process.start()
             theirs.close()
             self._processes[ours] = process
