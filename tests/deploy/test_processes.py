@@ -94,6 +94,34 @@ def test_a_supervisor_that_is_killed_does_not_save_what_it_supervised(tmp_path: 
     assert not any(map(runs, family))
 
 
+ORPHAN = """
+import threading
+from fedloom.deploy.processes import end_with_parent
+end_with_parent(grace=0.2)
+print("ready", flush=True)
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()
+"""
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {ORPHAN!r}])
+"""
+
+
+def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    """Its main thread waits for a lock for ever, in which Python handles no signal either."""
+    parent = child(tmp_path, PARENT).start()
+    try:
+        parent.ready(lambda: "ready" in parent.output(), 60)
+        (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
+        parent.kill()
+        psutil.wait_procs([orphan], timeout=30)
+        assert not runs(orphan)
+    finally:
+        parent.end(grace=5)
+
+
 def test_the_log_is_that_of_the_last_start(tmp_path: Path) -> None:
     echo = child(tmp_path, "import os; print('mine is', os.getpid())")
     echo.start().wait(60)

@@ -25,6 +25,7 @@ from fedloom.engines.flower.in_process import LocalGrid
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, FedloomError
 from fedloom.launch.start import Result, start
+from fedloom.record import At
 from fedloom.runs.experiment import Experiment
 
 NAMES = ("hospital-a", "hospital-b", "hospital-c")
@@ -80,7 +81,7 @@ def test_sites_with_their_own_files_give_the_bytes_of_one_machine(
     experiment = Experiment.build(settings.run, data=gathered(files, settings))
     reference = start(experiment, Inline())
     assert result.summary.state_sha256 == reference.summary.state_sha256
-    assert [r["scores"] for r in result.records] == [r["scores"] for r in reference.records]
+    assert [r.scores for r in result.records] == [r.scores for r in reference.records]
 
 
 def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
@@ -88,7 +89,8 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
 ) -> None:
     """Scored at the site as received in the last round; predicted from the saved files alone."""
     result = deployed(files, tmp_path / "server", rounds=8, protocol="fedloom")
-    scores = result.records[-1]["scores"]["received/test"]["clients"]
+    received = result.records[-1].score(At("received", "test"))
+    assert received is not None
     for cid, file in enumerate(files):
         settings = Settings.read({**CONFIG, "method": "fedper"})
         site = SiteData(SiteConfig.read(file), settings)
@@ -96,7 +98,7 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
         rows = site.divided.partition.clients[0].test
         x, y = np.asarray(site.source.x)[rows], np.asarray(site.source.y)[rows]
         accuracy = (personal.predict(x).argmax(1).numpy() == y).mean()
-        assert accuracy == pytest.approx(scores[str(cid)])
+        assert accuracy == pytest.approx(received.by_client()[cid])
         assert personal.card["class_names"] == list("0123456789")
     assert (tmp_path / "server" / "run" / "summary.json").exists()
 
@@ -123,7 +125,7 @@ def test_sites_that_disagree_on_classes_are_refused_by_name(
     config = {**CONFIG, "class-names": ""}
     with caplog.at_level(logging.WARNING, "fedloom"):
         result = deployed(files, tmp_path / "server", **config, **{"min-clients": 1})
-    assert result.records[0]["cohort"] == [0]
+    assert result.records[0].cohort == (0,)
     assert (
         "site 'hospital-b' has class names ['3', '4', '5', '6'], the first one to come"
         in caplog.text

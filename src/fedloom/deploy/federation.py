@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,6 +33,8 @@ COMPLETED = "finished:completed"
 """Flower's status of a run that ended well."""
 UP = 120.0
 """Seconds within which a process has to be up."""
+REGISTRATIONS = 4
+"""Keys that are registered side by side: each takes a process of Flower's about a second."""
 
 
 def superlink(project: Project, log: Path | None = None) -> Child:
@@ -76,14 +79,17 @@ def is_connected(node: Child) -> bool:
 
 def register(project: Project, timeout: float = UP) -> list[str]:
     """Tell the SuperLink the sites' public keys; returns the sites that are new to it."""
-    new = []
-    for key in project.keys if project.link.ca is not None else ():
-        done = _flwr(project, "supernode", "register", str(key), CONNECTION, timeout=timeout)
-        if done.returncode == 0:
-            new.append(key.stem)
-        elif "already" not in done.stdout + done.stderr:
-            raise ChildFailed(f"the SuperLink refused the key {key}:\n{done.stdout}{done.stderr}")
-    return new
+    keys = project.keys if project.link.ca is not None else []
+    with ThreadPoolExecutor(REGISTRATIONS) as threads:
+        new = list(threads.map(lambda key: _register(project, key, timeout), keys))
+    return [key.stem for key, is_new in zip(keys, new, strict=True) if is_new]
+
+
+def _register(project: Project, key: Path, timeout: float) -> bool:
+    done = _flwr(project, "supernode", "register", str(key), CONNECTION, timeout=timeout)
+    if done.returncode != 0 and "already" not in done.stdout + done.stderr:
+        raise ChildFailed(f"the SuperLink refused the key {key}:\n{done.stdout}{done.stderr}")
+    return done.returncode == 0
 
 
 class Run:

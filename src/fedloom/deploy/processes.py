@@ -9,6 +9,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -166,6 +167,23 @@ def _end_descendants(child: Child) -> None:
                 stop(process)
         if _wait(lambda: not child.processes(), 2.0):
             return
+
+
+def end_with_parent(grace: float = GRACE) -> None:
+    """From now on, end this process `grace` seconds after the one that started it has ended.
+
+    Flower has a watch of its own, which raises SIGINT. Python handles that in the main thread, and
+    not while it waits for other threads that try for ever to reach a SuperLink that is gone.
+    """
+    parent = psutil.Process().parent()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.wait()
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def with_environment(name: str) -> list[psutil.Process]:

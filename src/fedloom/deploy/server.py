@@ -73,7 +73,7 @@ class Log(Watcher):
 
     def step(self, run: RunView, record: RoundRecord) -> None:
         """A line for a round."""
-        names = ", ".join(f"{self.registry.name(cid)} ({why})" for cid, why in record.absent.items())
+        absent = [f"{self.registry.name(cid)} ({why})" for cid, why in record.absent.items()]
         scores = ", ".join(f"{score.at} {score.spread().mean:.3f}" for score in record.scores)
         log.info(
             "round %d (%s): %d sites, loss %s%s%s, %.1f s",
@@ -82,7 +82,7 @@ class Log(Watcher):
             len(record.cohort) - len(record.absent),
             "-" if record.loss is None else f"{record.loss:.4f}",
             f", {scores}" if scores else "",
-            f", absent: {names}" if names else "",
+            f", absent: {', '.join(absent)}" if absent else "",
             record.seconds,
         )
 
