@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("psutil")
 
-import psutil
+from watching import runs
 
 from fedloom.deploy.processes import Child, ChildFailed, end_all, free_ports, listens
+from helpers import wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and sessions")
 
@@ -30,10 +31,6 @@ time.sleep(600)
 
 def child(tmp_path: Path, program: str) -> Child:
     return Child("a trial", [sys.executable, "-c", program], os.environ, tmp_path / "log")
-
-
-def runs(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
 def test_the_end_reaches_a_stubborn_grandchild_in_another_session(tmp_path: Path) -> None:
@@ -116,8 +113,7 @@ def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> Non
         parent.ready(lambda: "ready" in parent.output(), 60)
         (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
         parent.kill()
-        psutil.wait_procs([orphan], timeout=30)
-        assert not runs(orphan)
+        wait_until(lambda: not runs(orphan), 30)
     finally:
         parent.end(grace=5)
 

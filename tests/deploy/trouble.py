@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from sites import gathered, write_rows
-from watching import command, marked
+from watching import command, marked, runs
 
 from fedloom.core.digest import digest
 from fedloom.core.evaluate import Ask
@@ -36,6 +36,7 @@ from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_record, read_records
+from helpers import wait_until
 
 A, B, C, D = NAMES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0), (1, 4, 7))
@@ -145,8 +146,7 @@ class FederationUnderTest(DeployedFederation):
 
 def wait_gone(processes: Sequence[psutil.Process]) -> None:
     """Until none of them runs."""
-    _, alive = psutil.wait_procs(processes, LIMIT)
-    assert not alive, list(map(command, alive))
+    wait_until(lambda: not any(map(runs, processes)), LIMIT, pause=0.1)
 
 
 @contextmanager
@@ -158,7 +158,7 @@ def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
             patch.setenv(MARK, mark)
             patch.setenv("FEDLOOM_CACHE", str(folder / "cache"))
             patch.setenv("PYTHONPATH", str(QUICK), prepend=os.pathsep)
-            patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.2")
+            patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
             project = troubled_project(folder / "project")
             with FederationUnderTest(project, mark) as federation:
                 try:

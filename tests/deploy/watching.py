@@ -15,6 +15,13 @@ def marked(name: str, value: str) -> list[psutil.Process]:
     return [p for p in with_environment(name) if p.info["environ"][name] == value]
 
 
+def runs(process: psutil.Process) -> bool:
+    """Not so one that ended and waits for its parent to notice."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 def command(process: psutil.Process) -> str:
     """The command line; empty where the process ended meanwhile."""
     with suppress(psutil.Error):

@@ -175,11 +175,11 @@ def end_with_parent(grace: float = GRACE) -> None:
     Flower has a watch of its own, which raises SIGINT. Python handles that in the main thread, and
     not while it waits for other threads that try for ever to reach a SuperLink that is gone.
     """
-    parent = psutil.Process().parent()
+    parent = os.getppid()
 
     def watch() -> None:
-        if parent is not None:
-            parent.wait()
+        while os.getppid() == parent:
+            time.sleep(0.5)
         time.sleep(grace)
         os._exit(1)
 

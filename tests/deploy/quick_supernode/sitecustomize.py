@@ -20,4 +20,4 @@ if any(word.endswith("flower-supernode") for word in sys.orig_argv):
 
     # A node without work asks for some every three seconds, a number written into its loop.
     sleep = time.sleep
-    time.sleep = lambda seconds: sleep(0.3 if seconds == 3 else seconds)
+    time.sleep = lambda seconds: sleep(1 if seconds == 3 else seconds)
