@@ -401,7 +401,10 @@ def test_a_reply_that_cannot_be_checked_does_not_count() -> None:
     with pytest.raises(TooFewClients) as caught:
         start(choosy(first=2), InProcess())
     assert "round 2: 0 of 4 clients answered" in str(caught.value)
-    assert "what it should hold cannot be known (ValueError: such rows" in str(caught.value)
+    why = "choosy.finish at client 0, round 2: ValueError: such rows will not do"
+    assert f"client 0: its reply was refused: what it should hold cannot be known ({why})" in str(
+        caught.value
+    )
 
 
 def _error() -> RecordDict:

@@ -21,7 +21,7 @@ from fedloom.core.program import Program
 from fedloom.core.score import GLOBAL, ClientScore
 from fedloom.core.tree import State
 from fedloom.engines import Job
-from fedloom.errors import BadInput
+from fedloom.errors import BadInput, FedloomError
 
 Form = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
 """(slice, key) -> shape and type."""
@@ -54,8 +54,8 @@ class ExpectedUpload:
         except Exception as e:  # whatever it is, replies could not be checked
             raise BadInput(
                 f"{_method_name(self.program)} cannot be run over Flower: played with made-up rows,"
-                f" as the server does to check what clients send, it fails ({type(e).__name__}:"
-                f" {e}); use another engine, or make it work with any rows"
+                f" as the server does to check what clients send, it fails ({_reason(e)}); use"
+                " another engine, or make it work with any rows"
             ) from e
         return names
 
@@ -72,7 +72,7 @@ class ExpectedUpload:
         try:
             form = self._form(job)
         except Exception as e:  # a reply that cannot be checked costs the round, not the run
-            return f"what it should hold cannot be known ({type(e).__name__}: {e})"
+            return f"what it should hold cannot be known ({_reason(e)})"
         return (
             _personal(self.program, job.cid, up.state)
             or _difference(up.state, form)
@@ -119,6 +119,10 @@ def _score_names(played: PlayedVisit) -> dict[str, frozenset[str]]:
     if not visit.program.global_model_missing():
         scores += evaluate(visit, Ask(("received",), model="global"))
     return {score.model: frozenset(score.metrics) for score in scores}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, FedloomError) else f"{type(error).__name__}: {error}"
 
 
 def _method_name(program: Program) -> str:
