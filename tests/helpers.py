@@ -294,10 +294,10 @@ def finish(process: subprocess.Popen[str], timeout: float = 120) -> Done:
     return Done(process.returncode, out, err)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60, pause: float = 0.005) -> None:
     """Poll; a condition that never holds fails the test."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise AssertionError("waited in vain")
-        time.sleep(0.005)
+        time.sleep(pause)

@@ -21,6 +21,7 @@ from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.data import augmentations, modifiers, partitions, shifts, splits
 from fedloom.data.hub import KNOWN, mirror
 from fedloom.data.load import names as data_names
+from fedloom.engines import ENGINES
 from fedloom.errors import UnknownName
 from fedloom.methods import register
 from fedloom.models import models
@@ -236,20 +237,7 @@ def _tested(p: Protocol) -> str:
 
 
 def _engines() -> list[Entry]:
-    return [
-        {"name": "inline", "what it does": "One client after another in this process."},
-        {"name": "pool", "what it does": "`workers` processes on this machine; the same bytes."},
-        {
-            "name": "vectorized",
-            "what it does": "This process, small equal clients in blocks; the same bytes.",
-        },
-        {"name": "ray", "what it does": "`workers` actors on a Ray cluster; the same bytes."},
-        {
-            "name": "flower",
-            "what it does": "This process, every message through Flower's encoding, as a"
-            " rehearsal of `fedloom deploy`; the same bytes.",
-        },
-    ]
+    return [{"name": name, "what it does": e.description} for name, e in ENGINES.items()]
 
 
 def _summary(entry: Callable[..., Any]) -> str:

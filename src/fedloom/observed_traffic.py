@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
-import torch
 from torch import Tensor, nn
 
-from fedloom.core.client import client
-from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.dry_run import MadeUpData, PlayedVisit, play
 from fedloom.core.evaluate import FINAL
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
-from fedloom.core.rng import generator, rng_scope
-from fedloom.core.round import Round, initial_server, merge, send
-from fedloom.core.site import Site, Visit
+from fedloom.core.rng import rng_scope
+from fedloom.core.site import Site
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, Tree
 from fedloom.methods import parse_method, register
 
 CLIENTS, CLASSES, FEATURES, INPUTS, ROWS, BATCH = 4, 5, 12, 16, 13, 7
 """All different, so that a size tells what it counts."""
+WATCHED = 1
+"""The client whose messages are described."""
 LETTERS = {CLIENTS: "N", CLASSES: "K", FEATURES: "d", INPUTS: "inputs", ROWS: "rows"}
 BASE = ("body", "head")
 """Stages of the network before the method adds its own."""
@@ -43,17 +42,6 @@ class Traffic:
     up: str
     down: str
     stays: str
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """One client's visit."""
-
-    plan: Plan
-    down: State
-    up: State
-    kept: State
-    for_a_test: State
 
 
 def runnable(name: str) -> str:
@@ -80,14 +68,14 @@ def traffic_of(expression: str) -> Traffic:
     method = replace(parse_method(expression), opt=Opt(batch=BATCH))
     with one_thread():
         program = Program(method, _net(), CLIENTS)
-        seen = list(_visits(program))
+        data = MadeUpData(program, CLASSES, ROWS, labels=2)
+        run = play(data, program.schedule(2), range(CLIENTS))
+        visits = [played for played in run if played.visit.cid == WATCHED]
+        personal = _before_test(visits)
     words = _Words(program)
-    up = words.over_rounds([(s.plan, s.up) for s in seen])
-    down = words.over_rounds([(s.plan, s.down) for s in seen])
-    return Traffic(up, down, words.staying(seen))
-
-
-# ------------------------------------------------------------------ the tiny federation
+    up = words.over_rounds([(v.visit.down.plan, v.up.state) for v in visits])
+    down = words.over_rounds([(v.visit.down.plan, v.visit.down.state) for v in visits])
+    return Traffic(up, down, words.staying(visits, personal))
 
 
 def _net() -> Net:
@@ -97,36 +85,15 @@ def _net() -> Net:
         return Net((INPUTS,), body=body, head=nn.Linear(FEATURES, CLASSES))
 
 
-def _data(cid: int) -> ClientData:
-    """Two classes of all."""
-    inputs = torch.randn(ROWS, INPUTS, generator=generator("traffic", cid))
-    rows = HeldRows(inputs, (torch.arange(ROWS) % 2 + cid) % CLASSES)
-    return ClientData(rows, rows, rows, CLASSES)
+def _last_training(visits: Sequence[PlayedVisit]) -> PlayedVisit:
+    return [played for played in visits if played.visit.down.plan.kind == "train"][-1]
 
 
-def _visits(program: Program, watched: int = 1) -> Iterator[_Seen]:
-    """One client's visits over two rounds and whatever comes before and after them."""
-    server, kept = initial_server(program), dict[int, State]()
-    plans = program.schedule(2)
-    for plan in plans:
-        cohort = [watched] if plan.kind == "adapt" else range(CLIENTS)
-        r = Round(program, plan, server, cohort)
-        for cid in cohort:
-            visit = Visit(program, cid, _data(cid), send(r, cid), kept.get(cid))
-            up, kept[cid] = client(visit)
-            r.add(cid, up)
-            if cid == watched:
-                test = replace(visit, own=kept[cid])
-                yield _Seen(plan, visit.down.state, up.state, kept[cid], _personal(test))
-        server = merge(r) if plan is not plans[-1] else server
-
-
-def _personal(visit: Visit) -> State:
-    """What the method makes of the client's state before a test."""
-    if visit.down.plan.kind != "train":
-        return {}
+def _before_test(visits: Sequence[PlayedVisit]) -> State:
+    """What the method makes of the client's state before a test, after the last training round."""
+    last = _last_training(visits)
     with rng_scope("traffic", "test"):
-        return visit.program.method.personalize(Site(visit))
+        return last.visit.program.method.personalize(Site(replace(last.visit, own=last.kept)))
 
 
 # ------------------------------------------------------------------ in words
@@ -147,14 +114,14 @@ class _Words:
         once = [f"{word} (once)" for word in every if word not in always]
         return _listed([*always, *once])
 
-    def staying(self, seen: list[_Seen]) -> str:
-        """What is kept between rounds, or made for a test and not kept."""
-        training = [s for s in seen if s.plan.kind == "train"][-1]
+    def staying(self, visits: Sequence[PlayedVisit], personal: State) -> str:
+        """What is kept between rounds, and what `personal` has beside it: made only for a test."""
+        training = _last_training(visits)
         words = list(self.state(training.kept, own="own "))
-        known = {*training.kept, *training.down, METHOD}
-        made = {name: t for name, t in training.for_a_test.items() if name not in known}
-        words += [f"for tests {', '.join(self.state(made))}"] if made else []
-        if FINAL + METHOD in seen[-1].kept:
+        known = {*training.kept, *training.visit.down.state, METHOD}
+        for_tests = {name: tree for name, tree in personal.items() if name not in known}
+        words += [f"for tests {', '.join(self.state(for_tests))}"] if for_tests else []
+        if FINAL + METHOD in visits[-1].kept:
             words.append("fine-tuned model")
         return _listed(words)
 
@@ -168,7 +135,7 @@ class _Words:
                 yield from parts
             elif name == self.program.method.name:
                 yield from (f"{own}{part}" for part in parts)
-            elif parts:  # in a term's slice BatchNorm's statistics are not missed
+            elif parts:  # a term's slice is never expected to hold BatchNorm's statistics
                 yield f"{name} ({', '.join(parts)})".replace(f" without {STATISTICS}", "")
             yield from (f"{k}{_shape(v)}" for k, v in tree.items() if "." not in k)
 
@@ -180,23 +147,24 @@ class _Words:
         if first.ndim < initial.ndim:
             yield "a number per tensor"
             return
-        found = {stage: self._stage(stage, tree) for stage in dict.fromkeys(map(stage_of, tree))}
-        twins = {s for s in found if s.rpartition("_")[0] in BASE and s[-1].isdigit()}
-        if found.keys() >= set(BASE) and all(map(_main, (found[b] for b in BASE))):
-            less = "".join(found.pop(stage).removeprefix(stage) for stage in BASE)
-            yield f"{'several models' if twins or first.ndim > initial.ndim else 'model'}{less}"
-        yield from dict.fromkeys(text for stage, text in found.items() if stage not in twins)
+        texts = {stage: self._stage(stage, tree) for stage in dict.fromkeys(map(stage_of, tree))}
+        copies = {s for s in texts if s.rpartition("_")[0] in BASE and s[-1].isdigit()}
+        if texts.keys() >= set(BASE) and all(map(_main, (texts[stage] for stage in BASE))):
+            without = "".join(texts.pop(stage).removeprefix(stage) for stage in BASE)
+            several = bool(copies) or first.ndim > initial.ndim
+            yield f"{'several models' if several else 'model'}{without}"
+        yield from dict.fromkeys(text for stage, text in texts.items() if stage not in copies)
 
     def _stage(self, stage: str, tree: Mapping[str, Tensor]) -> str:
         keys = self.net.match(f"{stage}.*")
-        here = keys & tree.keys()
-        for what, tag in ((STATISTICS, "@stats"), ("BatchNorm", "@bn")):
+        sent = keys & tree.keys()
+        for layers, tag in ((STATISTICS, "@stats"), ("BatchNorm", "@bn")):
             tagged = self.net.match(tag) & keys
-            if here <= tagged:
-                return what
-            if tagged and keys - here == tagged:
-                return f"{stage} without {what}"
-        return stage if here == keys else f"part of {stage}"
+            if sent <= tagged:
+                return layers
+            if tagged and keys - sent == tagged:
+                return f"{stage} without {layers}"
+        return stage if sent == keys else f"part of {stage}"
 
 
 def _main(text: str) -> bool:

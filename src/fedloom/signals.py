@@ -1,4 +1,4 @@
-"""Ctrl-C and its like: who hears them, and when."""
+"""Ctrl-C and the other signals that stop a command: treated alike, or ignored for a while."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signa
 @contextmanager
 def stops_as_ctrl_c() -> Iterator[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt."""
-    # What is ignored stays ignored: nohup does so with the loss of the terminal.
+    # A signal that is ignored already stays ignored: `nohup` sets SIGHUP so.
     with _handled(
         [s for s in ENDS if signal.getsignal(s) == signal.SIG_DFL], signal.default_int_handler
     ):
@@ -23,15 +23,15 @@ def stops_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def deaf_to_ctrl_c() -> Iterator[None]:
-    """Ctrl-C does nothing for a while, and a child that is started then never hears it."""
+def ignoring_ctrl_c() -> Iterator[None]:
+    """Ctrl-C does nothing for a while; a child started meanwhile ignores it for good."""
     with _handled([signal.SIGINT], signal.SIG_IGN):
         yield
 
 
 @contextmanager
-def deaf_to_stops() -> Iterator[None]:
-    """Nothing that stops a command is heard for a while."""
+def ignoring_stops() -> Iterator[None]:
+    """Every signal that stops a command is ignored for a while."""
     with _handled([signal.SIGINT, *ENDS], signal.SIG_IGN):
         yield
 
@@ -39,11 +39,11 @@ def deaf_to_stops() -> Iterator[None]:
 @contextmanager
 def _handled(signals: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears them, and may set signals
+        yield  # only the main thread receives signals and may change their handlers
         return
     before = {s: signal.signal(s, handler) for s in signals}
     try:
         yield
     finally:
-        for s, was in before.items():
-            signal.signal(s, was)
+        for s, handler_before in before.items():
+            signal.signal(s, handler_before)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from site_to_spoil import SiteToSpoil
+    from trouble import FederationUnderTest
 
 
 @pytest.fixture
@@ -21,3 +23,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SiteToSpoi
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     with ExitStack() as stack:
         yield SiteToSpoil(tmp_path, stack)
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FederationUnderTest]:
+    """One link and four sites for all tests with real processes, each with its own experiment.
+
+    Such tests have the mark `xdist_group("federation")`, so that one worker runs them all.
+    """
+    from trouble import federation_under_test
+
+    with federation_under_test(tmp_path_factory.mktemp("federation")) as started:
+        yield started

@@ -75,9 +75,9 @@ def unknown_name(records: RecordDict, context: Context) -> RecordDict:
 def personal(records: RecordDict, context: Context) -> RecordDict:
     """What the site has just saved for itself is sent along."""
     site = SiteConfig.read(Path(str(context.node_config["site"])))
-    vault = SiteStore(site.state / str(context.run_config["experiment"]) / "states")
-    kept = vault.get(str(records.config_records["head"]["own"])) or {}
-    return with_arrays(records, {key: Array(v.numpy()) for key, v in kept["model"].items()})
+    store = SiteStore(site.state / str(context.run_config["experiment"]) / "states")
+    own = store.get(str(records.config_records["head"]["own"])) or {}
+    return with_arrays(records, {key: Array(v.numpy()) for key, v in own["model"].items()})
 
 
 def arrays(records: RecordDict) -> dict[str, Array]:

@@ -21,7 +21,7 @@ pytest.importorskip("flwr")
 from certificates_for_tests import authority, openssh, server_context
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedloom.deploy.check import Finding, check
+from fedloom.deploy.check import CheckResult, check
 from fedloom.deploy.settings import Settings
 
 ORDER = [
@@ -111,11 +111,11 @@ class SiteToSpoil:
         self.file.write_text("\n".join(lines), encoding="utf-8")
         return self.file
 
-    def check(self, settings: Settings | None = None) -> dict[str, Finding]:
-        """Every finding by what it is about; none may be missing, whatever is wrong."""
-        found = check(self.write(), settings)
-        assert [finding.what for finding in found] == ORDER
-        return {finding.what: finding for finding in found}
+    def check(self, settings: Settings | None = None) -> dict[str, CheckResult]:
+        """Every result by what it is about; none may be missing, whatever is wrong."""
+        results = check(self.write(), settings)
+        assert [result.subject for result in results] == ORDER
+        return {result.subject: result for result in results}
 
 
 def free_port() -> int:
@@ -123,9 +123,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wrong(found: dict[str, Finding]) -> list[str]:
-    return [what for what, finding in found.items() if finding.ok is False]
+def wrong(results: dict[str, CheckResult]) -> list[str]:
+    return [what for what, result in results.items() if result.ok is False]
 
 
-def untold(found: dict[str, Finding]) -> list[str]:
-    return [what for what, finding in found.items() if finding.ok is None]
+def undecided(results: dict[str, CheckResult]) -> list[str]:
+    return [what for what, result in results.items() if result.ok is None]

@@ -21,7 +21,7 @@ def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
     np.savez(file, x=np.asarray(source.x)[rows], y=np.asarray(source.y)[rows])
 
 
-def together(files: Sequence[Path], settings: Settings) -> FederatedData:
+def gathered(files: Sequence[Path], settings: Settings) -> FederatedData:
     """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
     sites = [SiteData(SiteConfig.read(file), settings).divided for file in files]
     offsets = np.cumsum([0, *(len(site.source) for site in sites)])

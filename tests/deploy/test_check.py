@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from site_to_spoil import ORDER, SETTINGS, SiteToSpoil, untold, wrong
+from site_to_spoil import ORDER, SETTINGS, SiteToSpoil, undecided, wrong
 
 from fedloom.deploy.check import check, report
 from fedloom.deploy.settings import Settings
@@ -23,14 +23,14 @@ def test_a_good_site_has_nothing_wrong_and_nothing_is_left_behind(site: SiteToSp
     """
     site.good_server()
     before = sorted(p.name for p in site.root.iterdir())
-    found = site.check(Settings.read(SETTINGS))
-    assert all(finding.ok for finding in found.values()), found
-    assert "7 rows, table (5,); by class: cat 4, dog 3, owl 0" in found["data"].said
-    assert "5 rows for training, 2 for test" in found["data"].said
-    assert "ends in 99 days" in found["authority"].said
-    assert "ends in 49 days" in found["server TLS"].said
-    assert "no experiment yet" in found["state folder"].said
-    assert f"torch {torch.__version__}" in found["versions"].said
+    results = site.check(Settings.read(SETTINGS))
+    assert all(result.ok for result in results.values()), results
+    assert "7 rows, table (5,); by class: cat 4, dog 3, owl 0" in results["data"].message
+    assert "5 rows for training, 2 for test" in results["data"].message
+    assert "ends in 99 days" in results["authority"].message
+    assert "ends in 49 days" in results["server TLS"].message
+    assert "no experiment yet" in results["state folder"].message
+    assert f"torch {torch.__version__}" in results["versions"].message
     after = set(os.listdir(site.root)) - {"site.toml", "cache"}
     assert after == set(before) - {"site.toml", "cache"}
 
@@ -41,12 +41,12 @@ def test_a_misspelt_and_a_missing_key_are_both_told_and_the_rest_is_checked(
     site.good_server()
     site.values["prot"] = site.values.pop("port")
     del site.values["data"]
-    found = site.check()
-    assert wrong(found) == ["file"]
-    assert "unknown key 'prot'; did you mean 'port'?" in found["file"].said
-    assert "data is missing" in found["file"].said
-    assert untold(found) == ["data"]  # the port has a default, the data has none
-    assert found["server TLS"].ok
+    results = site.check()
+    assert wrong(results) == ["file"]
+    assert "unknown key 'prot'; did you mean 'port'?" in results["file"].message
+    assert "data is missing" in results["file"].message
+    assert undecided(results) == ["data"]  # the port has a default, the data has none
+    assert results["server TLS"].ok
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_a_value_that_will_not_do_leaves_only_its_own_checks_out(
 ) -> None:
     site.good_server()
     site.values[key] = value
-    found = site.check()
-    assert wrong(found) == ["file"]
-    assert f"{key} = {value} will not do" in found["file"].said
-    assert untold(found) == left_out
-    assert found["authority"].ok  # whose path is relative to the file
+    results = site.check()
+    assert wrong(results) == ["file"]
+    assert f"{key} = {value} will not do" in results["file"].message
+    assert undecided(results) == left_out
+    assert results["authority"].ok  # whose path is relative to the file
 
 
 @pytest.mark.parametrize(("text", "says"), [(None, "cannot read"), ("name = ", "not valid TOML")])
@@ -72,12 +72,12 @@ def test_an_unreadable_file_leaves_what_needs_none(
     file = tmp_path / "site.toml"
     if text is not None:
         file.write_text(text)
-    found = {finding.what: finding for finding in check(file)}
-    assert list(found) == ORDER
-    assert wrong(found) == ["file"]
-    assert says in found["file"].said
-    assert found["versions"].ok
-    assert untold(found) == ORDER[1:-1]
+    results = {result.subject: result for result in check(file)}
+    assert list(results) == ORDER
+    assert wrong(results) == ["file"]
+    assert says in results["file"].message
+    assert results["versions"].ok
+    assert undecided(results) == ORDER[1:-1]
 
 
 def test_a_check_that_breaks_down_hides_no_other(site: SiteToSpoil) -> None:
@@ -85,10 +85,10 @@ def test_a_check_that_breaks_down_hides_no_other(site: SiteToSpoil) -> None:
     site.good_server()
     text = site.write().read_text().replace("key = 'key'", 'key = "k\\u0000"')
     site.file.write_text(text)
-    found = {finding.what: finding for finding in check(site.file)}
-    assert list(found) == ORDER
-    assert wrong(found) == ["key"]
-    assert "broke down (ValueError: embedded null byte)" in found["key"].said
+    results = {result.subject: result for result in check(site.file)}
+    assert list(results) == ORDER
+    assert wrong(results) == ["key"]
+    assert "broke down (ValueError: embedded null byte)" in results["key"].message
 
 
 CONFIG = "[tool.flwr.app.config]\n"

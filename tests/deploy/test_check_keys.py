@@ -34,13 +34,13 @@ def test_a_bad_authority(site: SiteToSpoil, made: Callable[[], bytes] | None, sa
         (site.root / "ca.crt").unlink()
     else:
         (site.root / "ca.crt").write_bytes(made())
-    found = site.check()
-    assert found["authority"].ok is False
-    assert says in found["authority"].said
-    assert str(site.root / "ca.crt") in found["authority"].said
-    assert found["server TLS"].ok is not True  # it belongs to another authority, or to none
-    assert found["clock"].ok  # which trusts nobody
-    assert set(wrong(found)) <= {"authority", "server TLS"}
+    results = site.check()
+    assert results["authority"].ok is False
+    assert says in results["authority"].message
+    assert str(site.root / "ca.crt") in results["authority"].message
+    assert results["server TLS"].ok is not True  # it belongs to another authority, or to none
+    assert results["clock"].ok  # which trusts nobody
+    assert set(wrong(results)) <= {"authority", "server TLS"}
 
 
 P384 = ec.generate_private_key(ec.SECP384R1())
@@ -63,10 +63,10 @@ def test_a_bad_key(site: SiteToSpoil, content: bytes | None, mode: int, says: st
         (site.root / "key").unlink()
     else:
         site.write_key(content, mode)
-    found = site.check()
-    assert wrong(found) == ["key"]
-    assert says in found["key"].said
-    assert str(site.root / "key") in found["key"].said
+    results = site.check()
+    assert wrong(results) == ["key"]
+    assert says in results["key"].message
+    assert str(site.root / "key") in results["key"].message
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="makes a key with a password")
@@ -75,9 +75,9 @@ def test_a_key_with_a_password(site: SiteToSpoil) -> None:
     file.unlink()
     make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", str(file)]
     subprocess.run(make, check=True, timeout=60)
-    found = site.check()["key"]
-    assert found.ok is False
-    assert f"ssh-keygen -p -N '' -f {file}" in found.said
+    result = site.check()["key"]
+    assert result.ok is False
+    assert f"ssh-keygen -p -N '' -f {file}" in result.message
 
 
 def test_the_fingerprint_is_the_one_ssh_keygen_prints(site: SiteToSpoil) -> None:
@@ -86,7 +86,7 @@ def test_the_fingerprint_is_the_one_ssh_keygen_prints(site: SiteToSpoil) -> None
     site.write_key(openssh(key))
     digest = hashlib.sha256(base64.b64decode(public_line(key).split()[1])).digest()
     expected = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
-    found = site.check()["key"]
-    assert found.ok
-    assert expected in found.said
-    assert "secp384r1" in found.said
+    result = site.check()["key"]
+    assert result.ok
+    assert expected in result.message
+    assert "secp384r1" in result.message

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from certificates_for_tests import DAY, authority, server_context
-from site_to_spoil import SiteToSpoil, free_port, untold, wrong
+from site_to_spoil import SiteToSpoil, free_port, undecided, wrong
 
 from fedloom.deploy.check import connection
 
@@ -21,27 +21,27 @@ from fedloom.deploy.check import connection
 def test_a_name_that_does_not_resolve(site: SiteToSpoil) -> None:
     """A scope that no interface has: refused by the resolver itself, without asking a network."""
     site.values["superlink"] = "[fe80::1%nosuch0]:9092"
-    found = site.check()
-    assert wrong(found) == ["server name"]
-    assert "cannot be resolved" in found["server name"].said
-    assert untold(found) == ["server port", "server TLS", "clock"]
+    results = site.check()
+    assert wrong(results) == ["server name"]
+    assert "cannot be resolved" in results["server name"].message
+    assert undecided(results) == ["server port", "server TLS", "clock"]
 
 
 @pytest.mark.parametrize("written", ["https://127.0.0.1:9092", "127.0.0.1", "127.0.0.1:99999"])
 def test_an_address_that_is_none(site: SiteToSpoil, written: str) -> None:
     site.values["superlink"] = written
-    found = site.check()
-    assert wrong(found) == ["server name"]
-    assert "write host:port" in found["server name"].said
-    assert untold(found) == ["server port", "server TLS", "clock"]
+    results = site.check()
+    assert wrong(results) == ["server name"]
+    assert "write host:port" in results["server name"].message
+    assert undecided(results) == ["server port", "server TLS", "clock"]
 
 
 def test_a_closed_port(site: SiteToSpoil) -> None:
     site.values["superlink"] = f"127.0.0.1:{free_port()}"
-    found = site.check()
-    assert wrong(found) == ["server port"]
-    assert "nothing listens at" in found["server port"].said
-    assert untold(found) == ["server TLS", "clock"]
+    results = site.check()
+    assert wrong(results) == ["server port"]
+    assert "nothing listens at" in results["server port"].message
+    assert undecided(results) == ["server TLS", "clock"]
 
 
 def test_a_port_that_never_answers(site: SiteToSpoil, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_a_port_that_never_answers(site: SiteToSpoil, monkeypatch: pytest.Monkey
         time.sleep(0.1)
         site.values["superlink"] = f"127.0.0.1:{deaf.getsockname()[1]}"
         began = time.monotonic()
-        found = site.check()
-    assert wrong(found) == ["server port"]
-    assert "within 0.5 s" in found["server port"].said
-    assert "firewall" in found["server port"].said
+        results = site.check()
+    assert wrong(results) == ["server port"]
+    assert "within 0.5 s" in results["server port"].message
+    assert "firewall" in results["server port"].message
     assert time.monotonic() - began < 10
 
 
@@ -94,34 +94,34 @@ def test_a_server_not_to_be_trusted(
     site: SiteToSpoil, context: Callable[[SiteToSpoil], ssl.SSLContext], says: str
 ) -> None:
     site.serve(context(site))
-    found = site.check()
-    assert wrong(found) == ["server TLS"]
-    assert says in found["server TLS"].said
-    assert found["clock"].ok
+    results = site.check()
+    assert wrong(results) == ["server TLS"]
+    assert says in results["server TLS"].message
+    assert results["clock"].ok
 
 
 def test_a_server_without_tls_where_tls_is_configured(site: SiteToSpoil) -> None:
     site.serve(None)
-    found = site.check()
-    assert wrong(found) == ["server TLS"]
-    assert "speaks no TLS" in found["server TLS"].said
-    assert found["clock"].ok
+    results = site.check()
+    assert wrong(results) == ["server TLS"]
+    assert "speaks no TLS" in results["server TLS"].message
+    assert results["clock"].ok
 
 
 def test_a_server_with_tls_where_none_is_configured(site: SiteToSpoil) -> None:
     site.good_server()
     del site.values["ca"]
-    found = site.check()
-    assert wrong(found) == ["server TLS"]
-    assert "speaks TLS, but" in found["server TLS"].said
+    results = site.check()
+    assert wrong(results) == ["server TLS"]
+    assert "speaks TLS, but" in results["server TLS"].message
 
 
 def test_no_tls_on_either_side(site: SiteToSpoil) -> None:
     site.serve(None)
     del site.values["ca"], site.values["key"]
-    found = site.check()
-    assert not wrong(found)
-    assert "nothing is encrypted" in found["server TLS"].said
+    results = site.check()
+    assert not wrong(results)
+    assert "nothing is encrypted" in results["server TLS"].message
 
 
 @pytest.mark.parametrize("tls", [True, False])
@@ -134,10 +134,10 @@ def test_a_port_of_something_else(
         del site.values["ca"]
     with closing(socket.create_server(("127.0.0.1", 0), backlog=50)) as mute:
         site.values["superlink"] = f"127.0.0.1:{mute.getsockname()[1]}"
-        found = site.check()
-    assert wrong(found) == ["server TLS"]
-    assert "is this the SuperLink's port?" in found["server TLS"].said
-    assert untold(found) == ["clock"]
+        results = site.check()
+    assert wrong(results) == ["server TLS"]
+    assert "is this the SuperLink's port?" in results["server TLS"].message
+    assert undecided(results) == ["clock"]
 
 
 @pytest.mark.parametrize(
@@ -158,14 +158,14 @@ def test_clocks_apart(site: SiteToSpoil, shift: float, key: bool, ok: bool | Non
     site.good_server(shift)
     if not key:
         del site.values["key"]
-    found = site.check()
-    assert found["clock"].ok is ok
-    assert wrong(found) == (["clock"] if ok is False else [])
-    assert ("ahead of" if shift < 0 else "behind") in found["clock"].said
+    results = site.check()
+    assert results["clock"].ok is ok
+    assert wrong(results) == (["clock"] if ok is False else [])
+    assert ("ahead of" if shift < 0 else "behind") in results["clock"].message
 
 
 def test_a_server_that_does_not_tell_its_time(site: SiteToSpoil) -> None:
     site.good_server(None)
-    found = site.check()
-    assert not wrong(found)
-    assert untold(found) == ["clock"]
+    results = site.check()
+    assert not wrong(results)
+    assert undecided(results) == ["clock"]

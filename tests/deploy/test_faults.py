@@ -1,4 +1,8 @@
-"""Faults of a deployment with real processes: whoever is lost, late, dishonest or a stranger."""
+"""Faults of a deployment with real processes: whoever is lost, late, dishonest or a stranger.
+
+Three runs have all of them, because what costs time is Flower's processes: `stopped` (of the first
+two sites, whose server and link are killed), `late` (of the same two), `eventful` (of all four).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,33 +18,59 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedloom.runs.scores import Record
-from trouble import DEPLOY, LIMIT, A, B, C, D, Reference, Trial, reference, told, trial
+from trouble import (
+    DEPLOY,
+    LIMIT,
+    A,
+    B,
+    C,
+    D,
+    FederationUnderTest,
+    Reference,
+    replayed,
+    undisturbed,
+    wait_gone,
+    without_times,
+)
 
 from fedloom.deploy.certificates import Authority, write_key_pair
 from fedloom.deploy.federation import Run, is_connected, supernode
 from fedloom.deploy.processes import Child, end_all, free_ports
+from fedloom.record import RoundRecord
 from helpers import finish, wait_until
 
 pytestmark = [
     pytest.mark.deployment,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc"),
+    pytest.mark.xdist_group("federation"),
+    pytest.mark.skipif(sys.platform == "win32", reason="kills processes by signals"),
 ]
+REFUSED = "its reply was refused: "
 
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    """One link and four sites for all tests, each with an experiment of its own."""
-    with trial(tmp_path_factory.mktemp("faults")) as made:
-        yield made
+@dataclass(frozen=True)
+class Seen:
+    """A run that ended, and the same run in one process."""
+
+    run: Run
+    records: list[RoundRecord]
+    expected: Reference
+
+    @property
+    def absent(self) -> dict[int, Mapping[int, str]]:
+        """Round -> who did not count in it, and why."""
+        return {record.round: record.absent for record in self.records if record.absent}
+
+    def check_orders(self, federation: FederationUnderTest, name: str, cid: int) -> None:
+        """Whatever happened, a site was always asked to go on from what was counted last."""
+        orders = federation.places[name].orders(self.run.settings.experiment)
+        assert orders == [(t, self.expected.state_before(cid, int(t))) for t, _ in orders]
 
 
 # ------------------------------------------------------------------ the server
 
 
-def test_a_run_stopped_three_times_ends_with_the_bytes_of_an_undisturbed_one(
-    federation: Trial,
-) -> None:
+@pytest.fixture(scope="module")
+def stopped(federation: FederationUnderTest) -> Seen:
     """First there are too few sites. Then the server app is killed in round 2, when A is about to
     train, and the link in round 3, when B has trained and saved but not answered."""
     places = federation.places
@@ -54,35 +84,29 @@ def test_a_run_stopped_three_times_ends_with_the_bytes_of_an_undisturbed_one(
 
     run = federation.submit(settings)
     federation.wait_held(run, A, "stops 2")
-    assert [r["round"] for r in federation.records(run)] == [1]
+    assert [record.round for record in federation.records(run)] == [1]
     federation.kill("flwr-serverapp")
     places[A].go("stops 2")
 
     run = federation.submit(settings)
     federation.wait_held(run, B, "stops 3")
-    assert [r["round"] for r in federation.records(run)] == [1, 2]
+    assert [record.round for record in federation.records(run)] == [1, 2]
     counted = federation.receipts(run)
+    server_app = federation.find("flwr-serverapp")
     federation.link.kill()
-    wait_until(lambda: not federation.find("flwr-serverapp"), LIMIT)  # it does not outlive the link
+    wait_gone(server_app)  # it does not outlive the link
     places[B].go("stops 3")
     federation.link.end()
     federation.start_link(LIMIT)
 
     run = federation.submit(settings)
     run.wait(LIMIT)
-    records = federation.records(run)
-    assert told(records) == told((expected := undisturbed(federation, run, 3)).records)
-    assert federation.summary(run)["state_sha256"] == expected.sha256
-    # Whoever was held was asked twice; every round was asked for from one and the same state.
-    asked = {name: places[name].orders("stops") for name in (A, B)}
-    assert [t for t, _ in asked[A]].count("2") == 2
-    assert [t for t, _ in asked[B]].count("3") == 2
-    for cid, name in enumerate((A, B)):
-        assert [t for t, _ in sorted(set(asked[name]))] == ["1", "2", "3"]
-        assert asked[name][-1] == ("3", counted[cid])
+    expected = undisturbed(federation.project, run, steps=3)
+    assert counted == expected.kept[1]
+    return Seen(run, federation.records(run), expected)
 
 
-def check_too_few(federation: Trial, settings: dict[str, object]) -> None:
+def check_too_few(federation: FederationUnderTest, settings: dict[str, object]) -> None:
     """`fedloom deploy run` waits, says who is missing, and fails; nothing is begun."""
     words = [f"{key}={value}" for key, value in {**settings, "patience": 5}.items()]
     command = [sys.executable, "-c", DEPLOY, "run", federation.project.root, *words]
@@ -96,25 +120,63 @@ def check_too_few(federation: Trial, settings: dict[str, object]) -> None:
     assert not list(federation.project.root.rglob("stops/run"))
 
 
-def undisturbed(federation: Trial, run: Run, rounds: int) -> Reference:
-    everybody = list(range(len(run.settings.sites)))
-    return reference(federation.project, run, [{"cohort": everybody}] * rounds)
+def test_a_run_stopped_three_times_ends_with_the_bytes_of_an_undisturbed_one(
+    stopped: Seen, federation: FederationUnderTest
+) -> None:
+    assert federation.sha256(stopped.run) == stopped.expected.sha256
+    assert without_times(stopped.records) == stopped.expected.records
 
 
-# ------------------------------------------------------------------ sites that come and go
+def test_whoever_was_held_is_asked_again_from_the_same_state(
+    stopped: Seen, federation: FederationUnderTest
+) -> None:
+    for cid, (name, twice) in enumerate(((A, "2"), (B, "3"))):
+        rounds = [t for t, _ in federation.places[name].orders("stops")]
+        assert rounds.count(twice) == 2
+        assert set(rounds) == {"1", "2", "3"}
+        stopped.check_orders(federation, name, cid)
+
+
+# ------------------------------------------------------------------ an answer that comes too late
+
+
+def test_a_late_answer_does_not_count_and_the_round_goes_on(
+    federation: FederationUnderTest, stopped: Seen
+) -> None:
+    """B is held in round 2, and goes on from round 1, which was good, when the next one begins.
+
+    The deadline is four times what a round with these sites took here before.
+    """
+    deadline = max(10, 4 * round(stopped.records[-1].seconds))
+    federation.places[A].trouble({})
+    federation.places[B].trouble({"late 2": "held before"})
+    federation.up(A, B)
+    two = {"experiment": "late", "sites": f"{A},{B}", "rounds": 3, "min_clients": 1}
+    run = federation.submit({**two, "deadline": deadline})
+    run.child.ready(lambda: len(federation.records(run)) == 2, LIMIT)
+    federation.places[B].go("late 2")
+    run.wait(LIMIT)
+    records = federation.records(run)
+    late = Seen(run, records, replayed(federation.project, run, records))
+    assert [record.cohort for record in records] == [(0, 1)] * 3
+    assert late.absent == {2: {1: f"no answer within {deadline} s"}}
+    assert federation.sha256(run) == late.expected.sha256
+    assert without_times(records) == late.expected.records
+    assert [t for t, _ in federation.places[B].orders("late")] == ["1", "2", "3"]
+    late.check_orders(federation, B, 1)
+
+
+# ------------------------------------------------------------------ a run in which much happens
 
 
 @dataclass(frozen=True)
-class ComeAndGo:
-    """What was seen of a run that lost a site, got it back, and was joined by another."""
+class Eventful(Seen):
+    """What was seen beside the run itself."""
 
-    records: list[Record]
-    sha256: str
-    expected: Reference
     counted: str
-    """The state of the lost site that the server counts on, when it was lost."""
+    """The state of C that the server counted on when its node was killed."""
     on_disk: set[str]
-    """The states it had then."""
+    """The states C had then."""
     strangers: dict[str, tuple[int | None, str]]
     """Exit code and log of nodes that should be refused."""
     visitors: list[Path]
@@ -122,32 +184,33 @@ class ComeAndGo:
 
 
 @pytest.fixture(scope="module")
-def come_and_go(federation: Trial, tmp_path_factory: pytest.TempPathFactory) -> ComeAndGo:
-    """C's node is killed in round 2, when the site has trained and saved but not answered. A is
-    held in round 3 until C is back and D, which is new, is there; rounds 4 and 5 have all four.
-    Strangers knock in the meantime."""
+def eventful(federation: FederationUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Eventful:
+    """C's node is killed in round 2, when the site has trained and saved but not answered, and
+    strangers knock. A is held in round 3 until C is back and D, which is new, is connected. B gives
+    bad answers in rounds 1, 4 and 5, and C in round 4."""
     scratch = tmp_path_factory.mktemp("strangers")
     places = federation.places
-    places[C].trouble({"lost 2": "held after"})
-    places[A].trouble({"lost 3": "held before"})
+    places[A].trouble({"eventful 3": "held before"})
+    places[B].trouble({"eventful 1": "nan", "eventful 4": "shape", "eventful 5": "name"})
+    places[C].trouble({"eventful 2": "held after", "eventful 4": "personal"})
     federation.up(A, B, C)
-    run = federation.submit({"experiment": "lost", "rounds": 5})
-    federation.wait_held(run, C, "lost 2")
-    assert [r["round"] for r in federation.records(run)] == [1]
-    counted, on_disk = federation.receipts(run)[2], places[C].states("lost")
+    run = federation.submit({"experiment": "eventful", "rounds": 5})
+    federation.wait_held(run, C, "eventful 2")
+    assert [record.round for record in federation.records(run)] == [1]
+    counted, on_disk = federation.receipts(run)[2], places[C].states("eventful")
     federation.kill("flower-supernode", C)
     strangers = knock(federation, scratch)
-    federation.wait_held(run, A, "lost 3")
+    federation.wait_held(run, A, "eventful 3")
     supervisor = federation.nodes[C]
-    supervisor.ready(lambda: supervisor.said().count("SuperNode ID:") == 2, LIMIT)
+    supervisor.ready(lambda: supervisor.output().count("SuperNode ID:") == 2, LIMIT)
     federation.up(D)
-    places[A].go("lost 3")
+    places[A].go("eventful 3")
     run.wait(LIMIT)
     records = federation.records(run)
-    return ComeAndGo(
+    return Eventful(
+        run,
         records,
-        federation.summary(run)["state_sha256"],
-        reference(federation.project, run, records),
+        replayed(federation.project, run, records),
         counted,
         on_disk,
         strangers,
@@ -155,49 +218,69 @@ def come_and_go(federation: Trial, tmp_path_factory: pytest.TempPathFactory) -> 
     )
 
 
-def test_a_round_goes_on_without_a_site_that_is_killed(come_and_go: ComeAndGo) -> None:
-    assert [r["round"] for r in come_and_go.records] == [1, 2, 3, 4, 5]
-    absent = {r["round"]: r["absent"] for r in come_and_go.records if "absent" in r}
-    assert list(absent) == [2]
-    assert list(absent[2]) == ["2"]
+def test_a_round_goes_on_without_a_site_that_is_killed(eventful: Eventful) -> None:
+    assert [record.round for record in eventful.records] == [1, 2, 3, 4, 5]
+    assert list(eventful.absent[2]) == [2]
     # Flower finds it gone, or it was back before Flower was asked.
-    assert re.search("Error: Node Unavailable|its node was started anew", absent[2]["2"])
+    assert re.search("Error: Node Unavailable|its node was started anew", eventful.absent[2][2])
+    assert 3 not in eventful.absent
 
 
 def test_a_site_that_comes_back_goes_on_from_what_the_server_counted(
-    come_and_go: ComeAndGo, federation: Trial
+    eventful: Eventful, federation: FederationUnderTest
 ) -> None:
     """On its disk were the state of round 1, and one of round 2 that no one else knows of."""
-    assert come_and_go.counted in come_and_go.on_disk
-    assert len(come_and_go.on_disk) == 2
-    orders = federation.places[C].orders("lost")
-    assert orders[:2] == [("1", None), ("2", come_and_go.counted)]
+    assert eventful.counted in eventful.on_disk
+    assert len(eventful.on_disk) == 2
+    orders = federation.places[C].orders("eventful")
+    assert orders[:2] == [("1", None), ("2", eventful.counted)]
     again, own = orders[2]
     assert again in ("3", "4")
-    assert own == come_and_go.counted
+    assert own == eventful.counted
     assert orders[-1][0] == "5"
+    eventful.check_orders(federation, C, 2)
 
 
 def test_a_site_that_joins_begins_as_new_and_takes_part_from_the_next_round(
-    come_and_go: ComeAndGo, federation: Trial
+    eventful: Eventful, federation: FederationUnderTest
 ) -> None:
     """Its second order names the state that `client_init` and one round of training make."""
-    cohorts = [r["cohort"] for r in come_and_go.records]
+    cohorts = [record.cohort for record in eventful.records]
     assert [3 in cohort for cohort in cohorts] == [False, False, False, True, True]
-    first_state = come_and_go.expected.kept[3][3]
-    assert federation.places[D].orders("lost") == [("4", None), ("5", first_state)]
+    first_state = eventful.expected.kept[3][3]
+    assert federation.places[D].orders("eventful") == [("4", None), ("5", first_state)]
 
 
-def test_who_comes_and_goes_leaves_the_bytes_of_one_process(come_and_go: ComeAndGo) -> None:
-    """The reference has the same cohorts, and counts nothing of C in round 2."""
-    assert come_and_go.sha256 == come_and_go.expected.sha256
-    assert told(come_and_go.records) == told(come_and_go.expected.records)
+def test_whatever_happens_leaves_the_bytes_of_one_process(
+    eventful: Eventful, federation: FederationUnderTest
+) -> None:
+    """The reference has the same cohorts, and counts nothing of who was absent."""
+    assert federation.sha256(eventful.run) == eventful.expected.sha256
+    assert without_times(eventful.records) == eventful.expected.records
+
+
+def test_bad_answers_are_named_and_the_rounds_go_on(
+    eventful: Eventful, federation: FederationUnderTest
+) -> None:
+    """They count as if they had not come: in round 2 B is still new."""
+    assert eventful.absent[1] == {1: f"{REFUSED}'model/body.1.weight' is not finite"}
+    other_shape = "is torch.float32 [3], not torch.float32 [16, 64]"
+    assert eventful.absent[4] == {
+        1: f"{REFUSED}'model/body.1.weight' {other_shape}",
+        2: f"{REFUSED}it holds the personal tensor 'head.bias'",
+    }
+    assert eventful.absent[5] == {1: f"{REFUSED}it holds the unknown tensor 'model/extra'"}
+    orders = federation.places[B].orders("eventful")
+    assert [t for t, _ in orders] == ["1", "2", "3", "4", "5"]
+    assert orders[1] == ("2", None)
+    assert orders[3][1] == orders[4][1] == eventful.expected.kept[2][1]
+    eventful.check_orders(federation, B, 1)
 
 
 # ------------------------------------------------------------------ strangers
 
 
-def knock(federation: Trial, scratch: Path) -> dict[str, tuple[int | None, str]]:
+def knock(federation: FederationUnderTest, scratch: Path) -> dict[str, tuple[int | None, str]]:
     """Nodes that call themselves D, which is not there yet, each with something wrong."""
     write_key_pair(scratch / "other.key", scratch / "other.pub", D)
     Authority("another").save(scratch / "other.crt", scratch / "authority.key")
@@ -215,10 +298,10 @@ def knock(federation: Trial, scratch: Path) -> dict[str, tuple[int | None, str]]
         nodes[what] = supernode(folder / "site.toml", changed, folder / "log").start()
     try:
         for node in nodes.values():
-            wait_until(lambda node=node: not node.alive or is_connected(node), LIMIT)
+            wait_until(lambda node=node: not node.alive or is_connected(node), LIMIT, pause=0.2)
     finally:
         end_all(nodes.values())
-    return {what: (node.code, node.said()) for what, node in nodes.items()}
+    return {what: (node.code, node.output()) for what, node in nodes.items()}
 
 
 @pytest.mark.parametrize(
@@ -229,59 +312,11 @@ def knock(federation: Trial, scratch: Path) -> dict[str, tuple[int | None, str]]
         ("other authority", "certificate verify failed"),
     ],
 )
-def test_a_stranger_never_becomes_a_client(what: str, why: str, come_and_go: ComeAndGo) -> None:
+def test_a_stranger_never_becomes_a_client(what: str, why: str, eventful: Eventful) -> None:
     """It ends with an error that says why, was asked for nothing, and the others went on."""
-    code, said = come_and_go.strangers[what]
+    code, log = eventful.strangers[what]
     assert code == 1
-    assert why in said
-    assert "SuperNode ID:" not in said
-    assert not come_and_go.visitors
-    assert [3 in r["cohort"] for r in come_and_go.records[:3]] == [False] * 3
-
-
-# ------------------------------------------------------------------ bad answers, and late ones
-
-REFUSED = "its reply was refused: "
-
-
-def test_bad_and_late_answers_are_named_and_the_rounds_go_on(
-    federation: Trial, come_and_go: ComeAndGo
-) -> None:
-    """A and B are honest. What C and D get wrong counts as if they had not answered: C goes on
-    from round 2, which was good, and D in round 4 is still new.
-
-    The deadline is four times what a round with four sites took here before.
-    """
-    places = federation.places
-    places[A].trouble({})
-    places[B].trouble({})
-    places[C].trouble({"bad 1": "nan", "bad 3": "held before"})
-    places[D].trouble({"bad 1": "shape", "bad 2": "name", "bad 3": "personal"})
-    federation.up(A, B, C, D)
-    deadline = max(20, 4 * round(come_and_go.records[-1]["seconds"]))
-    run = federation.submit({"experiment": "bad", "rounds": 4, "deadline": deadline})
-    run.child.ready(lambda: len(federation.records(run)) == 3, LIMIT)
-    places[C].go("bad 3")
-    run.wait(LIMIT)
-    records = federation.records(run)
-    assert [r["cohort"] for r in records] == [[0, 1, 2, 3]] * 4
-    assert [r.get("absent", {}) for r in records] == [
-        {
-            "2": f"{REFUSED}'model/body.1.weight' is not finite",
-            "3": f"{REFUSED}'model/body.1.weight' is torch.float32 [3], not torch.float32 [16, 64]",
-        },
-        {"3": f"{REFUSED}it holds the unknown tensor 'model/extra'"},
-        {
-            "2": f"no answer within {deadline} s",
-            "3": f"{REFUSED}it holds the personal tensor 'head.bias'",
-        },
-        {},
-    ]
-    expected = reference(federation.project, run, records)
-    assert federation.summary(run)["state_sha256"] == expected.sha256
-    assert told(records) == told(expected.records)
-    after_round_2 = expected.kept[1][2]
-    assert places[C].orders("bad") == [
-        *(("1", None), ("2", None), ("3", after_round_2), ("4", after_round_2))
-    ]
-    assert places[D].orders("bad") == [(t, None) for t in "1234"]
+    assert why in log
+    assert "SuperNode ID:" not in log
+    assert not eventful.visitors
+    assert [3 in record.cohort for record in eventful.records[:3]] == [False] * 3

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+pytest.importorskip("psutil")
+
+from watching import runs
+
 from fedloom.deploy.processes import Child, ChildFailed, end_all, free_ports, listens
 from helpers import wait_until
 
-pytestmark = pytest.mark.skipif(
-    not sys.platform.startswith("linux"), reason="finds descendants in /proc"
-)
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and sessions")
 
 FAMILY = """
 import signal, subprocess, sys, time
@@ -30,19 +33,12 @@ def child(tmp_path: Path, program: str) -> Child:
     return Child("a trial", [sys.executable, "-c", program], os.environ, tmp_path / "log")
 
 
-def runs(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def test_the_end_reaches_a_stubborn_grandchild_in_another_session(tmp_path: Path) -> None:
     parent = child(tmp_path, FAMILY).start()
     try:
-        parent.ready(lambda: "ready" in parent.said() and len(parent.processes()) == 2, 60)
+        parent.ready(lambda: "ready" in parent.output() and len(parent.processes()) == 2, 60)
         family = parent.processes()
-        assert parent.pid in family
+        assert parent.pid in [process.pid for process in family]
     finally:
         parent.end(grace=5)
     assert not any(map(runs, family))
@@ -55,7 +51,7 @@ def test_a_crash_leaves_the_grandchild_and_the_end_still_finds_it(tmp_path: Path
     parent = child(tmp_path, FAMILY).start()
     try:
         parent.ready(lambda: len(parent.processes()) == 2, 60)
-        (orphan,) = set(parent.processes()) - {parent.pid}
+        (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
         parent.kill()
         assert parent.code == -signal.SIGKILL
         assert parent.processes() == [orphan]
@@ -95,14 +91,41 @@ def test_a_supervisor_that_is_killed_does_not_save_what_it_supervised(tmp_path: 
     assert not any(map(runs, family))
 
 
+ORPHAN = """
+import threading
+from fedloom.deploy.processes import end_with_parent
+end_with_parent(grace=0.2)
+print("ready", flush=True)
+lock = threading.Lock()
+lock.acquire()
+lock.acquire()
+"""
+PARENT = f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {ORPHAN!r}])
+"""
+
+
+def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    """Its main thread waits for a lock for ever, in which Python handles no signal either."""
+    parent = child(tmp_path, PARENT).start()
+    try:
+        parent.ready(lambda: "ready" in parent.output(), 60)
+        (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
+        parent.kill()
+        wait_until(lambda: not runs(orphan), 30)
+    finally:
+        parent.end(grace=5)
+
+
 def test_the_log_is_that_of_the_last_start(tmp_path: Path) -> None:
     echo = child(tmp_path, "import os; print('mine is', os.getpid())")
     echo.start().wait(60)
-    first = echo.said()
+    first = echo.output()
     assert first == f"mine is {echo.pid}\n"
     echo.restart().wait(60)
-    assert echo.said() == f"mine is {echo.pid}\n"
-    assert (tmp_path / "log").read_text() == first + echo.said()
+    assert echo.output() == f"mine is {echo.pid}\n"
+    assert (tmp_path / "log").read_text() == first + echo.output()
 
 
 def test_a_child_that_breaks_down_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -131,5 +154,15 @@ def test_an_exception_does_not_save_a_child(tmp_path: Path) -> None:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
         lasting.end()
-    wait_until(lambda: not runs(lasting.pid), 10)
+    assert not lasting.processes()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_supervisor_does_not_import_torch() -> None:
+    """It stays for months beside every SuperNode."""
+    code = (
+        "import sys, fedloom.deploy.federation, fedloom.deploy.site_config\n"
+        "print({'torch', 'numpy'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

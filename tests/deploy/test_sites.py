@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from sites import together, write_rows
+from sites import gathered, write_rows
 
 from fedloom.deploy import apps
 from fedloom.deploy.personal import Personal
@@ -25,6 +25,7 @@ from fedloom.engines.flower.in_process import LocalGrid
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, FedloomError
 from fedloom.launch.start import Result, start
+from fedloom.record import At
 from fedloom.runs.experiment import Experiment
 
 NAMES = ("hospital-a", "hospital-b", "hospital-c")
@@ -55,10 +56,10 @@ def write_sites(root: Path) -> list[Path]:
 
 def grid(files: list[Path], config: dict[str, Any]) -> LocalGrid:
     """Every site a node."""
-    made = LocalGrid(apps.client, len(files))
-    for context, file in zip(made._contexts.values(), files, strict=True):
+    local = LocalGrid(apps.client, len(files))
+    for context, file in zip(local._contexts.values(), files, strict=True):
         context.node_config, context.run_config = {"site": str(file)}, config
-    return made
+    return local
 
 
 def deployed(files: list[Path], out: Path, **changes: Any) -> Result:
@@ -77,10 +78,10 @@ def test_sites_with_their_own_files_give_the_bytes_of_one_machine(
 ) -> None:
     result = deployed(files, tmp_path / "server", method=method)
     settings = Settings.read({**CONFIG, "method": method})
-    made = Experiment.build(settings.run, data=together(files, settings))
-    reference = start(made, Inline())
+    experiment = Experiment.build(settings.run, data=gathered(files, settings))
+    reference = start(experiment, Inline())
     assert result.summary.state_sha256 == reference.summary.state_sha256
-    assert [r["scores"] for r in result.records] == [r["scores"] for r in reference.records]
+    assert [r.scores for r in result.records] == [r.scores for r in reference.records]
 
 
 def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
@@ -88,7 +89,8 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
 ) -> None:
     """Scored at the site as received in the last round; predicted from the saved files alone."""
     result = deployed(files, tmp_path / "server", rounds=8, protocol="fedloom")
-    scores = result.records[-1]["scores"]["received/test"]["clients"]
+    received = result.records[-1].score(At("received", "test"))
+    assert received is not None
     for cid, file in enumerate(files):
         settings = Settings.read({**CONFIG, "method": "fedper"})
         site = SiteData(SiteConfig.read(file), settings)
@@ -96,7 +98,7 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
         rows = site.divided.partition.clients[0].test
         x, y = np.asarray(site.source.x)[rows], np.asarray(site.source.y)[rows]
         accuracy = (personal.predict(x).argmax(1).numpy() == y).mean()
-        assert accuracy == pytest.approx(scores[str(cid)])
+        assert accuracy == pytest.approx(received.by_client()[cid])
         assert personal.card["class_names"] == list("0123456789")
     assert (tmp_path / "server" / "run" / "summary.json").exists()
 
@@ -108,12 +110,12 @@ def test_a_saved_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None
 
 def test_the_server_never_sees_a_row_nor_how_many_before_training(files: list[Path]) -> None:
     settings = Settings.read(CONFIG)
-    said = SiteData(SiteConfig.read(files[0]), settings).hello()
-    assert set(said) == {
+    hello = SiteData(SiteConfig.read(files[0]), settings).hello()
+    assert set(hello) == {
         "site", "shape", "kind", "class_names", "vocabulary", "fedloom", "torch",
     }  # fmt: skip
-    assert said["site"] == "hospital-a"
-    assert said["class_names"] == list("0123456789")
+    assert hello["site"] == "hospital-a"
+    assert hello["class_names"] == list("0123456789")
 
 
 def test_sites_that_disagree_on_classes_are_refused_by_name(
@@ -123,7 +125,7 @@ def test_sites_that_disagree_on_classes_are_refused_by_name(
     config = {**CONFIG, "class-names": ""}
     with caplog.at_level(logging.WARNING, "fedloom"):
         result = deployed(files, tmp_path / "server", **config, **{"min-clients": 1})
-    assert result.records[0]["cohort"] == [0]
+    assert result.records[0].cohort == (0,)
     assert (
         "site 'hospital-b' has class names ['3', '4', '5', '6'], the first one to come"
         in caplog.text
@@ -132,19 +134,23 @@ def test_sites_that_disagree_on_classes_are_refused_by_name(
 
 
 def hello(name: str, **changes: Any) -> dict[str, Any]:
-    said = {"site": name, "shape": [1, 8, 8], "kind": "image", "class_names": ["a", "b"]}
-    return {**said, "vocabulary": 0, "fedloom": "0", "torch": "0", **changes}
+    data = {"shape": [1, 8, 8], "kind": "image", "class_names": ["a", "b"]}
+    return {"site": name, **data, "vocabulary": 0, "fedloom": "0", "torch": "0", **changes}
 
 
 def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> None:
     settings = Settings.read({"clients": 2})
-    books = SiteRegistry(tmp_path / "sites.json", settings)
-    assert [books.admit(hello("b")), books.admit(hello("a")), books.admit(hello("b"))] == [0, 1, 0]
+    registry = SiteRegistry(tmp_path / "sites.json", settings)
+    assert [registry.admit(hello("b")), registry.admit(hello("a")), registry.admit(hello("b"))] == [
+        0,
+        1,
+        0,
+    ]
     assert not (tmp_path / "sites.json").exists()  # a mistake of the first site is not for ever
-    books.settle()
+    registry.write()
     again = SiteRegistry(tmp_path / "sites.json", settings)
     assert again.admit(hello("a")) == 1
-    assert again.seats() == books.seats()
+    assert again.remote_data() == registry.remote_data()
     with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
         again.admit(hello("c"))
     with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first one"):
@@ -157,15 +163,15 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("changes", [{"class_names": 5}, {"shape": []}, {"site": "../x"}])
 def test_what_a_site_says_is_checked(changes: dict[str, Any], tmp_path: Path) -> None:
-    books = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
+    registry = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
     with pytest.raises(BadInput, match="will not do"):
-        books.admit(hello("a", **changes))
+        registry.admit(hello("a", **changes))
 
 
 def test_a_site_that_is_named_later_gets_the_next_place(tmp_path: Path) -> None:
     first = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}))
     first.admit(hello("b"))
-    first.settle()
+    first.write()
     later = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}))
     assert [later.admit(hello(name)) for name in "abc"] == [0, 1, 2]
 
@@ -178,14 +184,14 @@ def test_an_experiment_does_not_go_on_with_other_settings(
         deployed(files, tmp_path / "server", lr=0.5)
 
 
-def test_a_damaged_book_is_named(tmp_path: Path) -> None:
+def test_a_damaged_registry_is_named(tmp_path: Path) -> None:
     (tmp_path / "sites.json").write_text("{")
     with pytest.raises(FedloomError, match=r"sites\.json is damaged"):
         SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("configuration", "message"),
     [
         ({"clients": 2, "rouns": 3}, "unknown key 'rouns'; did you mean 'rounds'"),
         ({"clients": 2, "partition": "iid"}, "partition has no meaning in a deployment"),
@@ -198,9 +204,9 @@ def test_a_damaged_book_is_named(tmp_path: Path) -> None:
         ({"clients": 2, "lost-state": "forget"}, "lost_state = 'forget' will not do"),
     ],
 )
-def test_bad_settings_are_one_sentence(given: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadInput, match=said.replace("(", r"\(")):
-        Settings.read(given)
+def test_bad_settings_are_one_sentence(configuration: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message.replace("(", r"\(")):
+        Settings.read(configuration)
 
 
 def test_an_ended_federation_is_not_trained_again(files: list[Path], tmp_path: Path) -> None:
@@ -220,23 +226,23 @@ def test_a_server_needs_a_folder(files: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name = 'a'", "data = .* will not do: field required"),
         ("name = 'a'\nstate = 's'\ndata = 'd'\nspeed = 3", "speed = 3 will not do"),
         ("name = ", "is not valid TOML"),
     ],
 )
-def test_a_bad_site_file_is_one_sentence(text: str, said: str, tmp_path: Path) -> None:
+def test_a_bad_site_file_is_one_sentence(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "site.toml").write_text(text)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises(BadInput, match=message):
         SiteConfig.read(tmp_path / "site.toml")
 
 
 def test_a_node_without_a_site_file_says_so(files: list[Path], tmp_path: Path) -> None:
     config = {**CONFIG, "out": str(tmp_path / "server"), "patience": 0.05}
-    made = grid(files, config)
-    for context in made._contexts.values():
+    local = grid(files, config)
+    for context in local._contexts.values():
         context.node_config = {}
     with pytest.raises(FedloomError, match="0 sites are connected"):
-        serve(made, Settings.read(config), poll=0.01)
+        serve(local, Settings.read(config), poll=0.01)

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import sys
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
-from fedloom.runs.scores import Record
-from sites import together, write_rows
-from watching import with_environment
+from sites import gathered, write_rows
+from watching import command, marked, runs
 
 from fedloom.core.digest import digest
 from fedloom.core.evaluate import Ask
@@ -33,20 +31,22 @@ from fedloom.engines import Absent, JobOf
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
 from fedloom.launch.start import start
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
-from fedloom.runs.journal import Journal
+from fedloom.runs.journal import read_record, read_records
 from helpers import wait_until
 
 A, B, C, D = NAMES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0), (1, 4, 7))
-MARK = "FEDLOOM_TRIAL"
-"""Environment variable by which all processes of a trial are known."""
+MARK = "FEDLOOM_TEST"
+"""Environment variable by which all processes of a test are known."""
 LIMIT = 600.0
 """Seconds within which anything waited for has to happen, on a busy machine."""
 DEPLOY = "from fedloom.deploy.cli import deploy_app; deploy_app()"
 """`fedloom deploy`."""
+QUICK = Path(__file__).with_name("quick_supernode")
 
 
 def troubled_project(folder: Path) -> Project:
@@ -86,16 +86,19 @@ class Place:
         """Rounds in which it was to train, and the state that it was to go on from."""
         file = self.folder / "orders.jsonl"
         lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
-        found = ((*line["moment"].split(), line["own"]) for line in lines)
-        return [(t, own) for name, t, own in found if name == experiment]
+        orders = ((*line["moment"].split(), line["own"]) for line in lines)
+        return [(t, own) for name, t, own in orders if name == experiment]
 
     def states(self, experiment: str) -> set[str]:
         """Digests of the states on its disk."""
         return SiteStore(self.folder / "state" / experiment / "states").names()
 
 
-class Trial(DeployedFederation):
-    """A federation of which every process, whoever started it, carries the trial's mark."""
+class FederationUnderTest(DeployedFederation):
+    """A federation of which every process, whoever started it, carries the test's mark.
+
+    None of its sites runs until `up` is called.
+    """
 
     def __init__(self, project: Project, mark: str) -> None:
         super().__init__(project)
@@ -104,7 +107,7 @@ class Trial(DeployedFederation):
         self.nodes[C] = supervised(project, C, self.logs / f"{C}.log")
 
     def up(self, *names: str) -> None:
-        """See that the link and these sites are there."""
+        """See that the link and these sites run."""
         if not self.link.alive:
             self.start_link(LIMIT)
         for name in names:
@@ -117,25 +120,23 @@ class Trial(DeployedFederation):
         """Until a site is in the midst of that round of a run."""
         run.child.ready(partial(self.places[name].held, moment), LIMIT)
 
-    def find(self, *words: str) -> list[int]:
-        """Processes of the trial with all these words in their command."""
-        return [pid for pid in sorted(with_environment(MARK, self.mark)) if _says(pid, words)]
+    def find(self, *words: str) -> list[psutil.Process]:
+        """Processes of the test with all these words in their command."""
+        return [p for p in marked(MARK, self.mark) if all(word in command(p) for word in words)]
 
     def kill(self, *words: str) -> None:
         """SIGKILL to the one process with these words in its command."""
-        (pid,) = self.find(*words)
-        os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pid not in self.find(*words), LIMIT)
+        (process,) = self.find(*words)
+        process.kill()
+        wait_gone([process])
 
-    def records(self, run: Run) -> list[Record]:
+    def records(self, run: Run) -> list[RoundRecord]:
         """The journal so far."""
-        file = RunPaths(run.out / "run").metrics
-        return Journal.read(file) if file.exists() else []
+        return read_records(RunPaths(run.out / "run").metrics, RoundRecord)
 
-    def summary(self, run: Run) -> Record:
-        """Of a run that ended."""
-        found: Record = json.loads(RunPaths(run.out / "run").summary.read_text())
-        return found
+    def sha256(self, run: Run) -> str:
+        """Of all states after a run that ended."""
+        return read_record(RunPaths(run.out / "run").summary, Summary).state_sha256
 
     def receipts(self, run: Run) -> dict[int, str]:
         """The state of every client that the server counts on."""
@@ -143,72 +144,77 @@ class Trial(DeployedFederation):
         return {cid: digest(state) for cid, state in newest.clients.items()}
 
 
+def wait_gone(processes: Sequence[psutil.Process]) -> None:
+    """Until none of them runs."""
+    wait_until(lambda: not any(map(runs, processes)), LIMIT, pause=0.1)
+
+
 @contextmanager
-def trial(folder: Path) -> Iterator[Trial]:
-    """A trial that leaves no process behind; one that does has failed."""
+def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
+    """A federation that leaves no process behind; one that does has failed."""
     mark = uuid.uuid4().hex
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MARK, mark)
             patch.setenv("FEDLOOM_CACHE", str(folder / "cache"))
-            with Trial(troubled_project(folder / "project"), mark) as made:
+            patch.setenv("PYTHONPATH", str(QUICK), prepend=os.pathsep)
+            patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
+            project = troubled_project(folder / "project")
+            with FederationUnderTest(project, mark) as federation:
                 try:
-                    yield made
+                    yield federation
                 finally:
-                    made.nodes[C].end(grace=60)  # which has to end a node of its own
+                    federation.nodes[C].end(grace=60)  # which has to end a node of its own
     finally:
-        left = {pid: _command(pid) for pid in with_environment(MARK, mark)}
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        left = {process: command(process) for process in marked(MARK, mark)}
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
     assert not left
 
 
 def supervised(project: Project, name: str, log: Path) -> Child:
     """A site's SuperNode under `fedloom deploy node`, which starts it again where it ends."""
-    command = [sys.executable, "-c", DEPLOY, "node", project.site(name), "--pause", "2"]
-    return Child(f"the supervisor of {name}", command, flower_environment(project.home), log)
-
-
-def _command(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    return ""
-
-
-def _says(pid: int, words: Sequence[str]) -> bool:
-    command = _command(pid)
-    return all(word in command for word in words)
+    words = [sys.executable, "-c", DEPLOY, "node", project.site(name), "--pause", "2"]
+    return Child(f"the supervisor of {name}", words, flower_environment(project.home), log)
 
 
 # ------------------------------------------------------------------ the same in one process
 
 
+@dataclass(frozen=True)
+class Attendance:
+    """Who was asked in a step, and who of them did not answer, and why."""
+
+    cohort: Sequence[int]
+    absent: Mapping[int, str] = field(default_factory=dict)
+
+
 @dataclass
 class Replay(Inline):
-    """The reference engine with the cohorts and absences of a journal."""
+    """The reference engine with the attendance of every step laid down."""
 
-    records: list[Record]
+    attendance: Sequence[Attendance]
     kept: list[dict[int, str]] = field(default_factory=list)
-    """For each step, the digests of what clients kept."""
+    """For each step, the digests of what those kept who answered."""
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def present(self, clients: int) -> Sequence[int]:
-        return list(self.records[len(self.kept)]["cohort"])
+        return self.attendance[len(self.kept)].cohort
 
     def clients(
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up | Absent, State]]:
-        absent = self.records[len(self.kept)].get("absent", {})
+        absent = self.attendance[len(self.kept)].absent
         self.kept.append({})
-        for cid, up, own in super().clients([i for i in ids if str(i) not in absent], job, ask):
+        for cid, up, own in super().clients([i for i in ids if i not in absent], job, ask):
             self.kept[-1][cid] = digest(own)
             yield cid, up, own
         for cid, why in absent.items():
-            job(int(cid))  # it was sent
-            yield int(cid), Absent(why), {}
+            job(cid)  # it was sent
+            yield cid, Absent(why), {}
 
 
 @dataclass(frozen=True)
@@ -216,23 +222,35 @@ class Reference:
     """What a run has to come to."""
 
     sha256: str
-    records: list[Record]
+    records: list[RoundRecord]
     kept: list[dict[int, str]]
 
+    def state_before(self, cid: int, t: int) -> str | None:
+        """The newest state of a client that was counted before round t; None: it is new."""
+        counted = [step[cid] for step in self.kept[: t - 1] if cid in step]
+        return counted[-1] if counted else None
 
-def reference(project: Project, run: Run, records: list[Record]) -> Reference:
-    """The run in this process, sites being absent where a journal says so."""
+
+def reference(project: Project, run: Run, attendance: Sequence[Attendance]) -> Reference:
+    """The run in this process, with the same sites in every step."""
     settings: Settings = run.settings
-    data = together([project.site(name) for name in settings.sites], settings)
-    engine = Replay(records)
-    made = Experiment.build(settings.run.changed(out=None), data=data)
-    result = start(made, engine)
-    return Reference(result.summary.state_sha256, result.records, engine.kept)
+    data = gathered([project.site(name) for name in settings.sites], settings)
+    engine = Replay(attendance)
+    experiment = Experiment.build(settings.run.changed(out=None), data=data)
+    result = start(experiment, engine)
+    return Reference(result.summary.state_sha256, without_times(result.records), engine.kept)
 
 
-def told(records: list[Record]) -> list[dict[str, Any]]:
-    """All a journal says, but not how long it took; as JSON has it."""
-    changing = ("seconds", "activities")
-    kept = [{k: v for k, v in r.items() if k not in changing} for r in records]
-    found: list[dict[str, Any]] = json.loads(json.dumps(kept))
-    return found
+def replayed(project: Project, run: Run, records: Sequence[RoundRecord]) -> Reference:
+    """The run in this process, sites being absent where a journal says so."""
+    return reference(project, run, [Attendance(r.cohort, r.absent) for r in records])
+
+
+def undisturbed(project: Project, run: Run, steps: int) -> Reference:
+    """The run in this process, everybody taking part in every step."""
+    return reference(project, run, [Attendance(range(len(run.settings.sites)))] * steps)
+
+
+def without_times(records: Sequence[RoundRecord]) -> list[RoundRecord]:
+    """All that a journal holds, but not how long it took."""
+    return [replace(record, seconds=0.0, activities={}) for record in records]

@@ -1,49 +1,40 @@
-"""Who runs and who listens, from /proc."""
+"""Which processes run, and where they listen."""
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
-LISTENING = "0A"
+import psutil
 
-
-def with_environment(name: str, value: str) -> set[int]:
-    """Processes whose environment has this entry: all descendants of whoever was given it."""
-    wanted = f"{name}={value}".encode()
-    found = set()
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-    return found
+from fedloom.deploy.processes import with_environment
 
 
-def listening(pids: Iterable[int]) -> set[tuple[str, int]]:
+def marked(name: str, value: str) -> list[psutil.Process]:
+    """Processes whose environment has this entry: whoever was started with it, and descendants."""
+    return [p for p in with_environment(name) if p.info["environ"][name] == value]
+
+
+def runs(process: psutil.Process) -> bool:
+    """Not so one that ended and waits for its parent to notice."""
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def command(process: psutil.Process) -> str:
+    """The command line; empty where the process ended meanwhile."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def listening(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
     """Addresses and ports on which these processes accept connections."""
-    inodes = set()
-    for pid in pids:
-        with suppress(OSError):
-            for handle in Path(f"/proc/{pid}/fd").iterdir():
-                with suppress(OSError):
-                    inodes.add(os.readlink(handle))
-    found = set()
-    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(file).read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == LISTENING and f"socket:[{fields[9]}]" in inodes:
-                found.add(_address(fields[1]))
-    return found
-
-
-def _address(written: str) -> tuple[str, int]:
-    """`0100007F:1F90` is 127.0.0.1, 8080: the kernel writes words in the machine's order."""
-    host, port = written.split(":")
-    words = [int(host[i : i + 8], 16) for i in range(0, len(host), 8)]
-    packed = b"".join(struct.pack("=I", word) for word in words)
-    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    return socket.inet_ntop(family, packed), int(port, 16)
+    addresses = set()
+    for process in processes:
+        with suppress(psutil.Error):
+            for connection in process.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    addresses.add((connection.laddr.ip, connection.laddr.port))
+    return addresses

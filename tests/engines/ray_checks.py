@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from test_pool import Deadly, Faulty, experiment, told
+from test_pool import Deadly, Faulty, experiment
 
 from fedloom.core.method import Method
 from fedloom.data import FederatedData
@@ -31,11 +31,12 @@ from fedloom.engines import actor
 from fedloom.engines import ray as ray_engine
 from fedloom.engines.inline import Inline
 from fedloom.engines.ray import Ray
-from fedloom.launch.start import start
+from fedloom.launch.start import Result, start
+from fedloom.record import RoundRecord
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.watcher import Watcher
-from helpers import digits, wait_until
+from fedloom.runs.watcher import RunView, Watcher
+from helpers import digits, outcome, wait_until
 
 Report = dict[str, Any]
 
@@ -80,24 +81,25 @@ class Slow(Method):
         return super().loss(b, s)
 
 
-def digest(said: Any) -> str:
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+def digest(result: Result) -> str:
+    """Of all that a run says."""
+    return hashlib.sha256(repr(outcome(result)).encode()).hexdigest()
 
 
 def both(made: Experiment, engine: Ray) -> list[str]:
-    """All a run says, on the engine and on the reference."""
-    return [digest(told(start(made, e))) for e in (engine, Inline())]
+    """The digest of a run on the engine, and on the reference."""
+    return [digest(start(made, e)) for e in (engine, Inline())]
 
 
 def of_this_namespace() -> dict[int, str]:
     """Other processes that can only have been started from here."""
-    here, found = os.readlink("/proc/self/ns/net"), {}
+    here, processes = os.readlink("/proc/self/ns/net"), {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with suppress(OSError):  # ended in between; of one that nobody waited for, no link
                 if os.readlink(folder / "ns/net") == here:
-                    found[int(folder.name)] = (folder / "cmdline").read_text()
-    return found
+                    processes[int(folder.name)] = (folder / "cmdline").read_text()
+    return processes
 
 
 def actors() -> set[int]:
@@ -178,15 +180,15 @@ def killed_between_rounds(engine: Ray) -> Report:
     made = experiment("fedper", rounds=5, participation=0.6)
 
     class Killer(Watcher):
-        def step(self, record: Any) -> None:
-            if record["round"] == 2:
+        def step(self, run: RunView, record: RoundRecord) -> None:
+            if record.round == 2:
                 ray.kill(engine._members[0].handle)
-            if record["round"] == 3:
+            if record.round == 3:
                 ray.wait([engine._members[0].under_way[0][0]], timeout=120)
 
-    on_ray = digest(told(start(made, engine, [Killer()])))
+    on_ray = digest(start(made, engine, [Killer()]))
     return {
-        "runs": [on_ray, digest(told(start(made, Inline())))],
+        "runs": [on_ray, digest(start(made, Inline()))],
         "homes": sorted({str(engine._where.home(cid)) for cid in range(5)}),
     }
 
@@ -253,7 +255,7 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
 
     thread = threading.Thread(target=wait_and_remove)
     thread.start()
-    on_ray = digest(told(start(made, engine)))
+    on_ray = digest(start(made, engine))
     thread.join()
     (scratch / "slow").unlink()
     processes = {int(p.name.rpartition("-")[2]) for p in scratch.glob("round-3-*")}
@@ -261,7 +263,7 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
         "nodes before": len({node for node, _ in placed}),
         "nodes after": sum(n["Alive"] for n in ray.nodes()),
         "the lost one in round 3": away in processes,
-        "lost node": [on_ray, digest(told(start(made, Inline())))],
+        "lost node": [on_ray, digest(start(made, Inline()))],
     }
 
 

@@ -41,7 +41,7 @@ class Silent(LocalGrid):
 
 def test_a_node_that_was_started_anew_has_lost_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not waited for any longer; the other one is, until the deadline."""
-    monkeypatch.setattr(engine, "LOOK", 0.05)
+    monkeypatch.setattr(engine, "RESTART_CHECK_SECONDS", 0.05)
     grid = Silent()
     begun, waited = time.monotonic(), {}
     for node, said in Line(grid, deadline=1.0, poll=0.01).exchange(

@@ -41,16 +41,17 @@ def namespace() -> list[str]:
 
 @pytest.fixture(scope="module")
 def report() -> dict[str, Any]:
-    """What the script found."""
+    """What the script printed."""
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed")
+    path = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [*namespace(), sys.executable, str(HERE / "ray_checks.py")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
     )
     try:
         out, err = process.communicate(timeout=SECONDS)
@@ -58,8 +59,8 @@ def report() -> dict[str, Any]:
         os.killpg(process.pid, signal.SIGKILL)  # Ray's processes are in the script's group
         raise
     assert process.returncode == 0, err[-3000:]
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    printed: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return printed
 
 
 # ------------------------------------------------------------------ a Ray of our own

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,9 +26,11 @@ from fedloom.core.round import Round, initial_server, send
 from fedloom.core.site import Site, Visit
 from fedloom.core.task import Classification
 from fedloom.core.tree import State
-from fedloom.engines import Job, make_engine, vectorized
+from fedloom.engines import Job, make_engine
+from fedloom.engines import blocks as engine_blocks
+from fedloom.engines.blocks import Blocks
 from fedloom.engines.inline import Inline
-from fedloom.engines.vectorized import Blocks, Vectorized
+from fedloom.engines.vectorized import Vectorized
 from fedloom.errors import TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
@@ -66,18 +70,18 @@ def visits(
     return [Visit(made.program, i, made.data.client(i), send(r, i)) for i in ids]
 
 
-def said(answers: Sequence[tuple[Up, State]]) -> list[tuple[Any, ...]]:
+def comparable(answers: Sequence[tuple[Up, State]]) -> list[tuple[Any, ...]]:
     """Answers in a form that can be compared."""
     return [(digest(up.state), up.n, dict(up.metrics), digest(kept)) for up, kept in answers]
 
 
 def alone(some: Sequence[Visit], ask: Ask | None = None) -> list[tuple[Any, ...]]:
-    return said([client(visit, ask) for visit in some])
+    return comparable([client(visit, ask) for visit in some])
 
 
-def forced(together: Callable[..., Any] = clients_together) -> Blocks:
+def forced(compute: Callable[..., Any] = clients_together, **how: Any) -> Blocks:
     """Blocks whose trials all went well."""
-    blocks = Blocks(together)
+    blocks = Blocks(compute, **how)
     blocks._worth_trying = lambda kind: False  # type: ignore[method-assign]
     blocks.verdicts = _Yes()
     return blocks
@@ -153,7 +157,7 @@ def test_answers_come_in_the_order_of_visits() -> None:
     some = visits(ids=[9, 4, 3, 10, 0, 1, 2, 5, 6, 7, 8])
     blocks = Blocks(clock=lambda: 0.0)
     for _ in range(2):
-        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
+        assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
     assert [size for _, size in blocks.verdicts] == [8]
 
 
@@ -231,54 +235,76 @@ class Counted:
 
 
 def test_one_bit_of_one_client_is_enough_to_be_left_alone() -> None:
-    together, some = Counted(bit=True), visits()
-    blocks = Blocks(together, clock=lambda: 0.0)
+    compute, some, reports = Counted(bit=True), visits(), []
+    blocks = Blocks(compute, lambda: 0.0, reports.append)
     for _ in range(3):
-        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (together.blocks, list(blocks.verdicts.values())) == (1, [False])
+        assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
+    assert (compute.blocks, list(blocks.verdicts.values())) == (1, [False])
+    (report,) = reports
+    assert report.startswith("8 clients of 18 rows as one computation, refused: its bytes")
 
 
 def test_agreeing_bytes_are_trusted_from_then_on() -> None:
-    together, some = Counted(), visits()
-    blocks = Blocks(together, clock=lambda: 0.0)
+    compute, some = Counted(), visits()
+    blocks = Blocks(compute, clock=lambda: 0.0)
     for _ in range(3):
-        assert said(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (together.blocks, list(blocks.verdicts.values())) == (3, [True])
+        assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
+    assert (compute.blocks, list(blocks.verdicts.values())) == (3, [True])
+
+
+def test_the_outcome_of_a_trial_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "fedloom"):
+        Blocks(Counted(), clock=lambda: 0.0).answer(visits(), None)
+    assert "8 clients of 18 rows as one computation, accepted: faster, with the" in caplog.text
 
 
 def test_a_block_that_twice_takes_longer_is_given_up_and_left_alone() -> None:
     """A second passes at every look at the clock: one for the clients one by one, so that a block
     has 1 / 1.1 s, and is over time at its first step. Once could be a pause."""
-    together, some, seconds = Counted(), visits(), count()
-    blocks = Blocks(together, clock=lambda: float(next(seconds)))
+    compute, some, seconds = Counted(), visits(), count()
+    blocks = Blocks(compute, clock=lambda: float(next(seconds)))
     for _ in range(4):
-        assert said(blocks.answer(some, None)) == alone(some)
-    assert (together.blocks, list(blocks.verdicts.values())) == (2, [False])
+        assert comparable(blocks.answer(some, None)) == alone(some)
+    assert (compute.blocks, list(blocks.verdicts.values())) == (2, [False])
 
 
 def test_a_block_that_cannot_be_computed_is_left_alone() -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("vmap: random operation")
 
-    some = visits()
-    blocks = Blocks(broken, clock=lambda: 0.0)
-    assert said(blocks.answer(some, None)) == alone(some)
+    some, reports = visits(), []
+    blocks = Blocks(broken, lambda: 0.0, reports.append)
+    assert comparable(blocks.answer(some, None)) == alone(some)
     assert list(blocks.verdicts.values()) == [False]
-    assert said(forced(broken).answer(some, None)) == alone(some)
+    assert "refused: it cannot be batched (RuntimeError: vmap: random operation)" in reports[0]
+    again = forced(broken, report=reports.append)
+    assert comparable(again.answer(some, None)) == alone(some)
+    assert "could not be computed as one (RuntimeError: vmap" in reports[1]
+
+
+@pytest.mark.parametrize("blocks_of", [partial(Blocks, clock=lambda: 0.0), forced])
+def test_a_mistake_in_the_program_is_not_taken_for_a_block_that_cannot_be_computed(
+    blocks_of: Callable[..., Blocks],
+) -> None:
+    def mistaken(*_: Any) -> Any:
+        raise KeyError("no such stage")
+
+    with pytest.raises(KeyError, match="no such stage"):
+        blocks_of(mistaken).answer(visits(), None)
 
 
 def test_after_three_failures_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vectorized, "SIZES", (6, 5, 4, 3, 2))
-    together, some = Counted(bit=True), visits()
-    blocks = Blocks(together, clock=lambda: 0.0)
+    monkeypatch.setattr(engine_blocks, "SIZES", (6, 5, 4, 3, 2))
+    compute, some = Counted(bit=True), visits()
+    blocks = Blocks(compute, clock=lambda: 0.0)
     for n in (2, 3, 4, 5, 6):
-        assert said(blocks.answer(some[:n], None)) == alone(some[:n])
+        assert comparable(blocks.answer(some[:n], None)) == alone(some[:n])
     assert [size for _, size in blocks.verdicts] == [2, 3, 4]
 
 
 def test_models_too_large_to_hold_side_by_side_go_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of 18 rows has 18 * 64 inputs and 6570 weights."""
-    monkeypatch.setattr(vectorized, "MOST_NUMBERS", 8 * (18 * 64 + 6570) - 1)
+    monkeypatch.setattr(engine_blocks, "MOST_NUMBERS", 8 * (18 * 64 + 6570) - 1)
     blocks = Blocks(clock=lambda: 0.0)
     blocks.answer(visits(), None)
     assert not blocks.verdicts

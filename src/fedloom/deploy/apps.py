@@ -8,6 +8,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fedloom.deploy.processes import end_with_parent
 from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site import SiteData
@@ -32,13 +33,15 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
-    # Not the root logger: what others say of every request would be sent on by another request.
-    said = logging.StreamHandler()
-    said.setFormatter(logging.Formatter("fedloom: %(message)s"))
-    log.handlers = [said]
+    end_with_parent()  # a server app that outlived its SuperLink would block the run's folder
+    # Flower uploads this log by HTTP requests. The root logger would log each of those requests
+    # too, and so cause the next one.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("fedloom: %(message)s"))
+    log.handlers = [handler]
     log.setLevel(logging.INFO)
     try:
         serve(grid, Settings.read(context.run_config))
     except FedloomError as e:
         log.error("%s", e)
-        raise  # what is no Exception would end this process before Flower has sent its log
+        raise  # not as SystemExit, which would end the process before Flower has uploaded its log

@@ -74,7 +74,7 @@ def link(project: ProjectFolder) -> None:
 
     read = Project.read(project)
     child = superlink(read)
-    with _ended(child):
+    with _ending(child):
         new = start_link(child, read)
         _note(f"the SuperLink listens at {read.link.bind}:{read.link.port}")
         if read.link.ca is None:
@@ -101,10 +101,10 @@ def node(
 
     config = SiteConfig.read(site)
     child = supernode(site, config)
-    with _ended(child):
+    with _ending(child):
         while True:
             code = child.start().wait()
-            child.end()  # what it left behind
+            child.end()  # processes that it left behind
             _note(f"the SuperNode ended with code {code}; again in {pause:g} s")
             time.sleep(pause)
 
@@ -132,13 +132,13 @@ def run(
         )
     log = read.root / "logs" / f"{time.strftime('%Y%m%d-%H%M%S')}.log"
     submitted = Run(read, dict(map(_pair, overrides or ())), log)
-    with _ended(submitted.child, "no longer followed; the run goes on"):
+    with _ending(submitted.child, "no longer followed; the run goes on"):
         submitted.child.start()
-        with open(log, encoding="utf-8", errors="replace") as said:
+        with open(log, encoding="utf-8", errors="replace") as output:
             while submitted.child.alive:
-                print(said.read(), end="", flush=True)
+                print(output.read(), end="", flush=True)
                 time.sleep(0.3)
-            print(said.read(), end="", flush=True)
+            print(output.read(), end="", flush=True)
         status = submitted.status()
     if status != COMPLETED:
         raise ChildFailed(f"the run is {status}; see above, and to go on give the same command")
@@ -153,7 +153,7 @@ def check(
         Path | None, typer.Option(help="The federation's project, where you have a copy.")
     ] = None,
 ) -> None:
-    """Tell what is wrong at a site: certificate, key, clock, port, data."""
+    """Say what is wrong at a site: certificate, key, clock, port, data."""
     from fedloom.deploy.check import report
 
     if not report(site, project):
@@ -191,20 +191,20 @@ def local(
 
 
 @contextmanager
-def _ended(child: Child, said: str = "stopped") -> Iterator[None]:
-    """Whatever happens, the child ends; to be asked to stop is no failure."""
+def _ending(child: Child, note: str = "stopped") -> Iterator[None]:
+    """Whatever happens, the child ends with the block; Ctrl-C is a way to end it, not an error."""
     with stops_as_ctrl_c():
         try:
             yield
         except KeyboardInterrupt:
-            _note(said)
+            _note(note)
             raise typer.Exit(0) from None
         finally:
             child.end()
 
 
 def _pair(text: str) -> tuple[str, Any]:
-    """One `key=value`; `none` stays a word, for a key is unset with `key=`."""
+    """One `key=value`; `none` stays a word, because `key=` is what unsets a key."""
     key, equals, word = (part.strip() for part in text.partition("="))
     if not equals:
         raise BadInput(f"{text!r} is not an override; write key=value, for instance rounds=20")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,14 +23,18 @@ from fedloom.deploy.project import Project, out_of, toml_value
 from fedloom.errors import BadInput
 
 if TYPE_CHECKING:
+    import psutil
+
     from fedloom.deploy.site_config import SiteConfig
 
 CONNECTION = "fedloom"
 """What the SuperLink is called in Flower's configuration of the server."""
 COMPLETED = "finished:completed"
-"""Flower's word for a run that ended well."""
+"""Flower's status of a run that ended well."""
 UP = 120.0
 """Seconds within which a process has to be up."""
+REGISTRATIONS = 4
+"""Keys that are registered side by side: each takes a process of Flower's about a second."""
 
 
 def superlink(project: Project, log: Path | None = None) -> Child:
@@ -45,7 +50,8 @@ def superlink(project: Project, log: Path | None = None) -> Child:
         ca, certificate, key = link.tls
         command += ["--ssl-ca-certfile", ca, "--ssl-certfile", certificate, "--ssl-keyfile", key]
         command += ["--enable-supernode-auth"]
-    # The guard goes by addresses, so none may be believed that a request only states.
+    # The guard goes by the address of the connection. From other machines, the web server must not
+    # accept a header (X-Forwarded-For) that states another address.
     environment = {**flower_environment(project.home), "FORWARDED_ALLOW_IPS": "127.0.0.1"}
     # The server app inherits the folder, to which `out` is relative.
     return Child("the SuperLink", command, environment, log, project.root)
@@ -68,19 +74,22 @@ def supernode(file: Path, config: SiteConfig, log: Path | None = None) -> Child:
 
 def is_connected(node: Child) -> bool:
     """Has a SuperNode with a log been let in since its start?"""
-    return "SuperNode ID:" in node.said()
+    return "SuperNode ID:" in node.output()
 
 
 def register(project: Project, timeout: float = UP) -> list[str]:
     """Tell the SuperLink the sites' public keys; returns the sites that are new to it."""
-    new = []
-    for key in project.keys if project.link.ca is not None else ():
-        said = _flwr(project, "supernode", "register", str(key), CONNECTION, timeout=timeout)
-        if said.returncode == 0:
-            new.append(key.stem)
-        elif "already" not in said.stdout + said.stderr:
-            raise ChildFailed(f"the SuperLink refused the key {key}:\n{said.stdout}{said.stderr}")
-    return new
+    keys = project.keys if project.link.ca is not None else []
+    with ThreadPoolExecutor(REGISTRATIONS) as threads:
+        new = list(threads.map(lambda key: _register(project, key, timeout), keys))
+    return [key.stem for key, is_new in zip(keys, new, strict=True) if is_new]
+
+
+def _register(project: Project, key: Path, timeout: float) -> bool:
+    done = _flwr(project, "supernode", "register", str(key), CONNECTION, timeout=timeout)
+    if done.returncode != 0 and "already" not in done.stdout + done.stderr:
+        raise ChildFailed(f"the SuperLink refused the key {key}:\n{done.stdout}{done.stderr}")
+    return done.returncode == 0
 
 
 class Run:
@@ -88,15 +97,15 @@ class Run:
 
     def __init__(self, project: Project, overrides: Mapping[str, Any], log: Path) -> None:
         self.project = project
-        given = dict(overrides)
-        if "experiment" in given:
-            given.setdefault("out", out_of(given["experiment"]))
-        self.settings = project.settings(given)
+        changes = dict(overrides)
+        if "experiment" in changes:
+            changes.setdefault("out", out_of(changes["experiment"]))
+        self.settings = project.settings(changes)
         command: list[str | Path] = [_script("flwr"), "run", project.root, CONNECTION, "--stream"]
-        if given:
+        if changes:
             file = log.with_suffix(".toml")
             file.parent.mkdir(parents=True, exist_ok=True)
-            lines = (f"{k.replace('_', '-')} = {toml_value(v)}\n" for k, v in given.items())
+            lines = (f"{k.replace('_', '-')} = {toml_value(v)}\n" for k, v in changes.items())
             file.write_text("".join(lines), encoding="utf-8")
             command += ["--run-config", file]
         write_connection(project)
@@ -108,18 +117,17 @@ class Run:
         return self.project.out(self.settings)
 
     def status(self) -> str:
-        """As Flower tells it, e.g. running, finished:failed or `COMPLETED`."""
-        found = re.search(r"started run (\d+)", self.child.said())
-        if not found:
+        """Flower's own word, e.g. running, finished:failed or `COMPLETED`."""
+        accepted = re.search(r"started run (\d+)", self.child.output())
+        if not accepted:
             raise ChildFailed(f"the run was not accepted:\n{self.child.tail()}")
-        said = _flwr(
-            self.project, "list", CONNECTION, "--run-id", found[1], "--format", "json", timeout=UP
-        )
+        arguments = ("list", CONNECTION, "--run-id", accepted[1], "--format", "json")
+        done = _flwr(self.project, *arguments, timeout=UP)
         try:
-            return str(json.loads(said.stdout)["runs"][0]["status"])
+            return str(json.loads(done.stdout)["runs"][0]["status"])
         except (ValueError, LookupError, TypeError):
             raise ChildFailed(
-                f"the SuperLink does not tell about the run:\n{said.stdout}{said.stderr}"
+                f"the SuperLink does not tell about the run:\n{done.stdout}{done.stderr}"
             ) from None
 
     def wait(self, seconds: float) -> None:
@@ -132,8 +140,8 @@ class Run:
 class DeployedFederation:
     """All processes of a deployment on this machine; whatever happens, none stays behind.
 
-    Used as `with DeployedFederation(project) as all: all.start(); all.submit({}).wait(600)`; logs
-    are in the folder `logs` of the project. `link` and `nodes` can be killed and restarted.
+    `with DeployedFederation(project) as federation` ends them with the block; logs are in the
+    folder `logs` of the project. `link` and `nodes` can be killed and restarted.
     """
 
     def __init__(self, project: Project, sites: Sequence[str] | None = None) -> None:
@@ -172,17 +180,17 @@ class DeployedFederation:
         run.child.start()
         return run
 
-    def processes(self) -> list[int]:
+    def processes(self) -> list[psutil.Process]:
         """All that run, with what they started."""
         children = [*(run.child for run in self.runs), *self.nodes.values(), self.link]
-        return [pid for child in children for pid in child.processes()]
+        return [process for child in children for process in child.processes()]
 
     def end(self) -> None:
         """End every process; may be called twice."""
         try:
             end_all([*(run.child for run in self.runs), *self.nodes.values()])
         finally:
-            self.link.end()  # last, so that nodes can take their leave
+            self.link.end()  # last, so that nodes can still sign off
 
     def __enter__(self) -> Self:
         return self
@@ -198,9 +206,9 @@ def start_link(link: Child, project: Project, timeout: float = UP) -> list[str]:
         raise BadInput(f"{project.link.address} is in use; end what listens there, or change port")
     write_connection(project)
     link.start()
-    begun = time.monotonic()
+    end = time.monotonic() + timeout
     link.ready(lambda: listens(host, int(port)), timeout)
-    return register(project, max(10.0, timeout - (time.monotonic() - begun)))
+    return register(project, max(10.0, end - time.monotonic()))
 
 
 def write_connection(project: Project) -> None:

@@ -25,13 +25,13 @@ SECTIONS = {
 }
 """Keys of the run's configuration, in the order they are written; others follow."""
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
-"""Keys that a deployment has no use for, or that a site says for itself."""
-OWN_WORDS = {
+"""Keys that a deployment has no use for, or that each site sets for itself."""
+DESCRIPTIONS = {
     "out": "the server's folder of this experiment: checkpoints and the shared model",
     "clients": "number of places; empty: one for each of the sites",
     "min_clients": "fewest answers that make a round count; the run begins with so many",
 }
-"""What a key says here, where that is not what it says elsewhere."""
+"""Of keys that mean something more special in a deployment than in other runs."""
 
 
 def write_project(
@@ -63,7 +63,7 @@ def write_project(
         "server/link.toml": _link(host, port, tls),
     }
     for i, name in enumerate(sites):
-        own = ports[i] if ports else NODE_PORT + i  # unlike, for a trial on one machine
+        own = ports[i] if ports else NODE_PORT + i  # all different, for a trial on one machine
         texts[f"sites/{name}/site.toml"] = _site(name, f"{host}:{port}", own, tls)
     for private in ("server", "sites"):
         (root / private).mkdir(mode=0o700, parents=True)
@@ -94,16 +94,16 @@ def _config(sites: Sequence[str], run: Mapping[str, Any]) -> dict[str, Any]:
         **run,
     }
     settings = Settings.read(first)
-    known = {**settings.run.model_dump(), **settings.model_dump(exclude={"run"})}
-    known["clients"] = run.get("clients")  # where it is not given, it follows from the sites
-    return {key: known[key] for keys in _sections().values() for key in keys}
+    values = {**settings.run.model_dump(), **settings.model_dump(exclude={"run"})}
+    values["clients"] = run.get("clients")  # where it is not stated, it follows from the sites
+    return {key: values[key] for keys in _sections().values() for key in keys}
 
 
 def _sections() -> dict[str, list[str]]:
-    found = {title: keys.split() for title, keys in SECTIONS.items()}
-    placed = ELSEWHERE.union(*found.values())
+    sections = {title: keys.split() for title, keys in SECTIONS.items()}
+    placed = ELSEWHERE.union(*sections.values())
     rest = [key for key in (*Settings.model_fields, *RunConfig.model_fields) if key not in placed]
-    return {**found, "Other": rest} if rest else found
+    return {**sections, "Other": rest} if rest else sections
 
 
 def _pyproject(folder: str, config: Mapping[str, Any]) -> str:
@@ -118,8 +118,8 @@ def _pyproject(folder: str, config: Mapping[str, Any]) -> str:
 
 
 def _described(key: str) -> str:
-    if key in OWN_WORDS:
-        return OWN_WORDS[key]
+    if key in DESCRIPTIONS:
+        return DESCRIPTIONS[key]
     fields = Settings.model_fields if key in Settings.model_fields else RunConfig.model_fields
     return fields[key].description or key
 

@@ -1,27 +1,30 @@
-"""Child processes that are ended with all that they started themselves.
+"""Child processes that are ended with everything they started themselves.
 
-Not if whoever started them is killed with SIGKILL: then nobody is left to end them."""
+Only SIGKILL to this process itself leaves them running: nothing is left then that could end them.
+"""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Self
 
-from fedloom.errors import FedloomError
-from fedloom.signals import deaf_to_stops
+from fedloom.errors import FedloomError, needs_extra
+from fedloom.signals import ignoring_stops
+
+with needs_extra("flower"):
+    import psutil
 
 MARK = "FEDLOOM_CHILD"
 """Environment variable by which a child's descendants are known, whatever session they are in."""
-PROC = Path("/proc")
 GRACE = 10.0
 """Seconds from a request to end to SIGKILL."""
 
@@ -34,8 +37,7 @@ class Child:
     """A command in a session of its own, so that Ctrl-C reaches it only through `end`.
 
     Flower starts processes that start processes, some in new sessions, some of which outlive their
-    parent. All of them inherit the child's mark, and `end` finds them by it (where the system has
-    no /proc, it ends the session, and Flower's own watching of parents has to do the rest).
+    parent. All of them inherit the child's mark in their environment, and `end` finds them by it.
     """
 
     def __init__(
@@ -52,13 +54,13 @@ class Child:
         # A child of a child carries both marks: whoever ends the outer one finds it.
         self._environment = {**environment, MARK: environment.get(MARK, "") + self.mark}
         self._process: subprocess.Popen[bytes] | None = None
-        self._begun = 0
+        self._log_start = 0
 
     def start(self) -> Self:
         """Start it; `ready` tells when it can be used."""
         if self.log is not None:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            self._begun = self.log.stat().st_size if self.log.exists() else 0
+            self._log_start = self.log.stat().st_size if self.log.exists() else 0
         with nullcontext() if self.log is None else open(self.log, "ab") as out:
             self._process = subprocess.Popen(
                 self.command,
@@ -87,22 +89,24 @@ class Child:
         """Exit code; None while it runs."""
         return None if self._process is None else self._process.poll()
 
-    def said(self) -> str:
+    def output(self) -> str:
         """The log since the last start."""
         if self.log is None or not self.log.exists():
             return ""
         with open(self.log, "rb") as file:
-            file.seek(self._begun)
+            file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
     def tail(self, lines: int = 20) -> str:
         """The last lines of the log."""
-        return "\n".join(self.said().splitlines()[-lines:])
+        return "\n".join(self.output().splitlines()[-lines:])
 
-    def processes(self) -> list[int]:
+    def processes(self) -> list[psutil.Process]:
         """It and all its descendants that run."""
-        found = set(_marked(self.mark))
-        return sorted(found | {self.pid}) if self.alive else sorted(found)
+        running = {p.pid: p for p in with_environment(MARK) if self.mark in p.info["environ"][MARK]}
+        if self.alive and self.pid not in running:  # just started: its environment is not there yet
+            running[self.pid] = psutil.Process(self.pid)
+        return [running[pid] for pid in sorted(running)]
 
     def ready(self, condition: Callable[[], bool], seconds: float) -> None:
         """Wait until a condition holds, while the process lives."""
@@ -124,8 +128,8 @@ class Child:
 
     def kill(self) -> None:
         """SIGKILL to the process alone, as in a crash: its descendants are left to themselves."""
-        if self.alive:
-            os.kill(self.pid, signal.SIGKILL)
+        if self._process is not None and self.alive:
+            self._process.kill()
             self.wait()
 
     def restart(self, grace: float = GRACE) -> Self:
@@ -137,47 +141,65 @@ class Child:
         """See that it and all its descendants end: asked first, killed after `grace` seconds."""
         end_all([self], grace)
 
+    def terminate(self) -> None:
+        """Ask the process itself to end."""
+        if self._process is not None:
+            self._process.terminate()
+
 
 def end_all(children: Iterable[Child], grace: float = GRACE) -> None:
     """End children side by side: the wait is that of the slowest, and no signal stops it."""
-    started = [child for child in children if child._process is not None]
-    with deaf_to_stops():
-        for child in started:
-            if child.alive:
-                os.kill(child.pid, signal.SIGTERM)
-        _wait(lambda: not any(child.alive for child in started), grace)
-        for child in started:
-            _end_rest(child)
+    children = list(children)
+    with ignoring_stops():
+        for child in children:
+            child.terminate()
+        _wait(lambda: not any(child.alive for child in children), grace)
+        for child in children:
+            _end_descendants(child)
 
 
-def _end_rest(child: Child) -> None:
-    # Twice at the end: a process started between the look and the kill is found by the next look.
-    for sent in (signal.SIGTERM, signal.SIGKILL, signal.SIGKILL):
-        for pid in child.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, sent)
-        if not PROC.is_dir():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.pid, sent)
+def _end_descendants(child: Child) -> None:
+    # SIGKILL is sent twice: a process that was started between the first search and its kills is
+    # found by the second search.
+    for stop in (psutil.Process.terminate, psutil.Process.kill, psutil.Process.kill):
+        for process in child.processes():
+            with suppress(psutil.NoSuchProcess):
+                stop(process)
         if _wait(lambda: not child.processes(), 2.0):
             return
 
 
-def _marked(mark: str) -> Iterator[int]:
-    """Processes of this user that carry a mark and are not dead."""
-    for entry in PROC.glob("[0-9]*"):
-        with suppress(OSError):
-            entries = (entry / "environ").read_bytes().split(b"\0")
-            marks = [e for e in entries if e.startswith(MARK.encode())]
-            if any(mark.encode() in e for e in marks):
-                yield int(entry.name)
+def end_with_parent(grace: float = GRACE) -> None:
+    """From now on, end this process `grace` seconds after the one that started it has ended.
+
+    Flower has a watch of its own, which raises SIGINT. Python handles that in the main thread, and
+    not while it waits for other threads that try for ever to reach a SuperLink that is gone.
+    """
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def with_environment(name: str) -> list[psutil.Process]:
+    """Processes that have this environment variable; `info["environ"]` holds their environment.
+
+    Only those are seen whose environment this user may read.
+    """
+    processes = psutil.process_iter(["environ"])
+    return [process for process in processes if name in (process.info["environ"] or ())]
 
 
 def _wait(condition: Callable[[], bool], seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while not (held := condition()) and time.monotonic() < end:
+    while not (fulfilled := condition()) and time.monotonic() < end:
         time.sleep(0.05)
-    return held
+    return fulfilled
 
 
 def flower_environment(home: Path) -> dict[str, str]:
@@ -198,14 +220,14 @@ def flower_environment(home: Path) -> dict[str, str]:
 
 def free_ports(count: int) -> list[int]:
     """Ports of this machine's loopback that nobody listens on."""
-    with_all = [socket.socket() for _ in range(count)]  # held together, so that they differ
+    sockets = [socket.socket() for _ in range(count)]  # all open at once, so that ports differ
     try:
-        for s in with_all:
-            s.bind(("127.0.0.1", 0))
-        return [int(s.getsockname()[1]) for s in with_all]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
     finally:
-        for s in with_all:
-            s.close()
+        for each in sockets:
+            each.close()
 
 
 def listens(host: str, port: int) -> bool:

@@ -62,22 +62,22 @@ class Project:
         """From its folder."""
         root = root.absolute()
         config = run_configuration(root)
-        given = read_toml(root / "server" / "link.toml", "the project's", WHICH_FOLDER)
+        link = read_toml(root / "server" / "link.toml", "the project's", WHICH_FOLDER)
         for key in TLS_FILES:
-            if isinstance(given.get(key), str):
-                given[key] = root / "server" / given[key]
-        if 0 < len([key for key in TLS_FILES if key in given]) < len(TLS_FILES):
+            if isinstance(link.get(key), str):
+                link[key] = root / "server" / link[key]
+        if 0 < len([key for key in TLS_FILES if key in link]) < len(TLS_FILES):
             raise BadInput(f"{root / 'server' / 'link.toml'} needs all of {TLS_FILES}, or none")
-        return cls(root, checked(LinkConfig, given), config)
+        return cls(root, checked(LinkConfig, link), config)
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Settings:
         """What a run with these overrides would be; refuses what would fail only later."""
-        given = {key.replace("_", "-"): value for key, value in (overrides or {}).items()}
-        for key, value in given.items():
+        changes = {key.replace("_", "-"): value for key, value in (overrides or {}).items()}
+        for key, value in changes.items():
             if key not in self.config:
-                Settings.read({**self.config, key: value})  # says so where it is misspelt
+                Settings.read({**self.config, key: value})  # a misspelt key is refused as such
                 raise BadInput(f"{key} is not in {self.root / 'pyproject.toml'}; add it there")
-        return Settings.read({**self.config, **given})
+        return Settings.read({**self.config, **changes})
 
     def site(self, name: str) -> Path:
         """The configuration of a site, as it was handed out."""

@@ -86,7 +86,7 @@ class Rehearsal:
         return Rehearsed(outcomes, newest_shared(run.out), [record.seconds for record in records])
 
     def _follow(self, federation: DeployedFederation, run: Run, rounds: int) -> None:
-        """Show the rounds as the server writes them down, until the run is over."""
+        """Show the rounds as the server's journal has them, until the run is over."""
         line = self._progress.add_task("rounds", total=rounds)
         file = RunPaths(run.out / "run").metrics
         while run.child.alive:
@@ -118,27 +118,27 @@ def digits_project(folder: Path, nodes: int, tls: bool, method: str, rounds: int
         folder, sites, port=link, ports=ports, tls=tls, run={**run, "min_clients": nodes}
     )
     x, y = np.asarray(source.x), np.asarray(source.y)
-    for name, held in zip(sites, federate(source, UNLIKE, nodes).partition.clients, strict=True):
-        np.savez(project.site(name).parent / "data.npz", x=x[held.all], y=y[held.all])
+    for name, rows in zip(sites, federate(source, UNLIKE, nodes).partition.clients, strict=True):
+        np.savez(project.site(name).parent / "data.npz", x=x[rows.all], y=y[rows.all])
     return project
 
 
 def newest_shared(out: Path) -> Path:
     """The newest checkpoint of what all sites share."""
-    found = sorted(RunPaths(out / "run").checkpoints.glob("step-*/server.safetensors"))
-    if not found:
+    files = sorted(RunPaths(out / "run").checkpoints.glob("step-*/server.safetensors"))
+    if not files:
         raise ChildFailed(f"the server left no checkpoint in {out}")
-    return found[-1]
+    return files[-1]
 
 
 def _outcome(project: Project, name: str) -> Outcome:
     config, settings = SiteConfig.read(project.site(name)), project.settings()
     site = SiteData(config, settings)
-    held = site.divided.partition.clients[0]
+    rows = site.divided.partition.clients[0]
+    x, y = np.asarray(site.source.x)[rows.test], np.asarray(site.source.y)[rows.test]
     folder = config.state / settings.experiment / "model"
-    said = Personal.load(folder).predict(np.asarray(site.source.x)[held.test]).argmax(1).numpy()
-    right = float((said == np.asarray(site.source.y)[held.test]).mean())
-    return Outcome(name, len(held.all), right, folder)
+    predicted = Personal.load(folder).predict(x).argmax(1).numpy()
+    return Outcome(name, len(rows.all), float((predicted == y).mean()), folder)
 
 
 def outcome_table(done: Rehearsed, root: Path) -> Table:

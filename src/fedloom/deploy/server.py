@@ -1,4 +1,4 @@
-"""The server of a deployment: wait for sites, run or go on, have every site save its model."""
+"""The server of a deployment: wait for sites, start or continue the run, have models saved."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ def serve(grid: Grid, settings: Settings, poll: float = 0.5) -> Result:
     if settings.run.out is None:
         raise BadInput("a deployment needs out = a folder on the server for checkpoints")
     folder = Path(settings.run.out)
-    books = SiteRegistry(folder / "sites.json", settings)
-    roster = Roster(Line(grid, settings.deadline, poll), books.admit)
+    registry = SiteRegistry(folder / "sites.json", settings)
+    roster = Roster(Line(grid, settings.deadline, poll), registry.admit)
     engine = Flower(roster, settings.run.min_clients, settings.patience)
-    engine.present(books.places)  # the first site tells what the data looks like
+    engine.present(registry.places)  # the first site's introduction has the format of the data
     run = settings.run.changed(out=str(folder / "run"))
-    experiment = Experiment.build(run, data=books.seats())
-    books.settle()
+    experiment = Experiment.build(run, data=registry.remote_data())
+    registry.write()
     if RunPaths(folder / "run").config.exists():
         if other := difference(experiment.config):
             raise BadInput(f"{folder} holds {other}; give it another experiment and out")
-        result = go_on(experiment, engine, [Log(books)])
+        result = go_on(experiment, engine, [Log(registry)])
     else:
-        result = start(experiment, engine, [Log(books)])
+        result = start(experiment, engine, [Log(registry)])
     for cid, why in _save_models(result, engine).items():
-        log.warning("%s could not save its model: %s", books.name(cid), why)
+        log.warning("%s could not save its model: %s", registry.name(cid), why)
     return result
 
 
 def _save_models(result: Result, engine: Flower) -> dict[int, str]:
-    """Every site that is there keeps what it ends up with; the shared part is in the run folder."""
+    """Have every connected site save its model; the shared part is in the run folder."""
     experiment = result.experiment
     r = Round(experiment.program, experiment.plans[-1], result.server)
 
@@ -62,10 +62,10 @@ def _save_models(result: Result, engine: Flower) -> dict[int, str]:
 
 
 class Log(Watcher):
-    """Tells the server's log how the run goes."""
+    """Writes the progress of the run to the server's log."""
 
-    def __init__(self, books: SiteRegistry) -> None:
-        self.books = books
+    def __init__(self, registry: SiteRegistry) -> None:
+        self.registry = registry
 
     def begun(self, run: RunView) -> None:
         """How much is left."""
@@ -73,7 +73,7 @@ class Log(Watcher):
 
     def step(self, run: RunView, record: RoundRecord) -> None:
         """A line for a round."""
-        names = ", ".join(f"{self.books.name(cid)} ({why})" for cid, why in record.absent.items())
+        absent = [f"{self.registry.name(cid)} ({why})" for cid, why in record.absent.items()]
         scores = ", ".join(f"{score.at} {score.spread().mean:.3f}" for score in record.scores)
         log.info(
             "round %d (%s): %d sites, loss %s%s%s, %.1f s",
@@ -82,7 +82,7 @@ class Log(Watcher):
             len(record.cohort) - len(record.absent),
             "-" if record.loss is None else f"{record.loss:.4f}",
             f", {scores}" if scores else "",
-            f", absent: {names}" if names else "",
+            f", absent: {', '.join(absent)}" if absent else "",
             record.seconds,
         )
 

@@ -56,9 +56,9 @@ class Settings(BaseModel):
     run: RunConfig
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Self:
-        """From Flower's flat configuration: keys with dashes, nothing empty."""
-        values = {k.replace("-", "_"): v for k, v in given.items() if v != ""}
+    def read(cls, configuration: Mapping[str, Any]) -> Self:
+        """From Flower's flat configuration: keys with dashes; an empty text leaves a key unset."""
+        values = {k.replace("-", "_"): v for k, v in configuration.items() if v != ""}
         own = {k: values.pop(k) for k in list(values) if k in cls.model_fields and k != "run"}
         for key in values:
             if key in AT_THE_SITES or key == "engine":

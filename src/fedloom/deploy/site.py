@@ -1,4 +1,4 @@
-"""One site: its data, where it keeps what it keeps, and how it reaches the server."""
+"""One site of a deployment: its data, what it answers to the server, and what it stores."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SiteData:
         return federate(self.source, "iid", 1, seed, run.split, augment=augment)
 
     def hello(self) -> dict[str, Any]:
-        """What the server is told before the first round; no row, and not how many there are."""
+        """What the server learns before the first round: no row, and not how many there are."""
         source = self.source
         return {
             "site": self.config.name,
@@ -62,9 +62,9 @@ class SiteData:
         }
 
     def node(self) -> Node:
-        """The site, ready to answer."""
+        """The site as the other end of the server's messages."""
         torch.set_num_threads(1)  # the bytes of a sum depend on how many threads share it
-        experiment = Experiment.build(self.settings.run, data=self._seats())
+        experiment = Experiment.build(self.settings.run, data=self._remote_data())
         folder = self.config.state / self.settings.experiment
         data: ClientData = self.divided.client(0)
 
@@ -83,7 +83,7 @@ class SiteData:
             save,
         )
 
-    def _seats(self) -> RemoteData:
+    def _remote_data(self) -> RemoteData:
         source, places = self.source, self.settings.run.clients
         assert places is not None
         return RemoteData(places, source.shape, source.class_names, source.kind, source.vocabulary)

@@ -1,4 +1,4 @@
-"""A site's own file, `site.toml`; without torch, because a supervisor reads it too."""
+"""A site's own file, `site.toml`; imports no torch, so that `fedloom deploy node` stays small."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SiteConfig(BaseModel):
     @staticmethod
     def written(file: Path) -> dict[str, Any]:
         """What a TOML file says, with its paths made absolute; not validated."""
-        given = read_toml(file, "the site's configuration")
+        written = read_toml(file, "the site's configuration")
         for key in ("data", "state", "ca", "key"):
-            if isinstance(given.get(key), str):
-                given[key] = file.absolute().parent / given[key]
-        return given
+            if isinstance(written.get(key), str):
+                written[key] = file.absolute().parent / written[key]
+        return written

@@ -1,4 +1,4 @@
-"""Who the sites are and what they have in common, written down where the server runs."""
+"""Which site is which client, and the format of data that all have in common."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from fedloom.runs.config import checked
 log = logging.getLogger("fedloom")
 
 
-class Alike(BaseModel):
-    """What all sites must have in common."""
+class DataFormat(BaseModel):
+    """What the data of all sites must have in common."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,8 +32,8 @@ class Alike(BaseModel):
     vocabulary: int = Field(ge=0)
 
 
-class Hello(Alike):
-    """What a site says of itself."""
+class Hello(DataFormat):
+    """How a site introduces itself."""
 
     site: str = Field(pattern=f"^{NAME}$")
     fedloom: str
@@ -43,33 +43,34 @@ class Hello(Alike):
 class SiteRegistry:
     """Site -> client id, and the kind of data all of them hold.
 
-    The first site to come says what the data is like. That is written down, for this run and its
-    restarts, when training begins: until then a mistake is mended by starting again.
+    The first site to connect determines the format of the data. The registry is written to its file
+    when training begins, for this run and its restarts: until then a mistake at a site is put right
+    by starting again.
     """
 
     def __init__(self, file: Path, settings: Settings) -> None:
         self.file, self.settings = file, settings
         self.places = settings.run.clients or 0
-        self._alike: Alike | None = None
+        self._format: DataFormat | None = None
         self._ids: dict[str, int] = {}
-        self._settled = file.exists()
-        if self._settled:
+        self._written = file.exists()
+        if self._written:
             self._read()
         for name in settings.sites:
             self._ids.setdefault(name, len(self._ids))
 
-    def admit(self, said: dict[str, Any]) -> int:
+    def admit(self, introduction: dict[str, Any]) -> int:
         """The client id of a site; refuses one that is not expected or has other data."""
-        hello = checked(Hello, said)
-        self._check_alike(hello)
+        hello = checked(Hello, introduction)
+        self._check_format(hello)
         if hello.site not in self._ids:
             if self.settings.sites:
                 raise BadInput(f"site {hello.site!r} is not among the sites of this federation")
             if len(self._ids) >= self.places:
                 raise BadInput(f"site {hello.site!r} comes when all {self.places} places are taken")
             self._ids[hello.site] = len(self._ids)
-        if self._settled:
-            self.settle()
+        if self._written:
+            self.write()
         for package, theirs, ours in (
             ("fedloom", hello.fedloom, version("fedloom")),
             ("torch", hello.torch, torch.__version__),
@@ -79,27 +80,27 @@ class SiteRegistry:
         log.info("site %s is client %d", hello.site, self._ids[hello.site])
         return self._ids[hello.site]
 
-    def seats(self) -> RemoteData:
-        """The federation as the server knows it, once a site is there."""
-        assert self._alike is not None, "no site was admitted"
-        return RemoteData(self.places, **dict(self._alike))
+    def remote_data(self) -> RemoteData:
+        """The federation as the server knows it, once a site was admitted."""
+        assert self._format is not None, "no site was admitted"
+        return RemoteData(self.places, **dict(self._format))
 
-    def settle(self) -> None:
-        """Write down who is who, and what their data is like."""
-        assert self._alike is not None, "no site was admitted"
+    def write(self) -> None:
+        """Write the registry to its file."""
+        assert self._format is not None, "no site was admitted"
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.file, {"sites": self._ids, "data": self._alike.model_dump()})
-        self._settled = True
+        write_json(self.file, {"sites": self._ids, "data": self._format.model_dump()})
+        self._written = True
 
     def name(self, cid: int) -> str:
         """Of a client's site."""
         return next((name for name, i in self._ids.items() if i == cid), f"client {cid}")
 
-    def _check_alike(self, hello: Hello) -> None:
-        alike = Alike(**{key: getattr(hello, key) for key in Alike.model_fields})
-        self._alike = self._alike or alike
-        for key, ours in dict(self._alike).items():
-            if (theirs := getattr(alike, key)) != ours:
+    def _check_format(self, hello: Hello) -> None:
+        stated = DataFormat(**{key: getattr(hello, key) for key in DataFormat.model_fields})
+        self._format = self._format or stated
+        for key, ours in dict(self._format).items():
+            if (theirs := getattr(stated, key)) != ours:
                 raise BadInput(
                     f"site {hello.site!r} has {key.replace('_', ' ')} {_text(theirs)}, the first"
                     f" one to come {_text(ours)}; state class-names or image-size for all, or mend"
@@ -109,7 +110,7 @@ class SiteRegistry:
     def _read(self) -> None:
         try:
             saved = json.loads(self.file.read_text(encoding="utf-8"))
-            self._ids, self._alike = dict(saved["sites"]), Alike(**saved["data"])
+            self._ids, self._format = dict(saved["sites"]), DataFormat(**saved["data"])
         except (ValueError, KeyError, TypeError) as e:
             raise RunFolderError(f"{self.file} is damaged ({e}); restore it") from None
 

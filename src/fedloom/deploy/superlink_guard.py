@@ -1,8 +1,9 @@
 """Flower's SuperLink with a guard: other machines reach what sites need, and nothing else.
 
 Flower serves three interfaces on one port: the sites' (every call signed with a site's key), the
-one that submits runs, and the one that hands out a run's tasks. The last two ask nobody who they
-are, and a run is code that every site executes. Here both answer only to the server's own machine.
+one that submits runs, and the one that hands out a run's tasks. The last two have no
+authentication, and a run is code that every site executes. Here both answer only to the server's
+own machine.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class Guard:
 
 
 def _allowed(scope: Any) -> bool:
-    asks, answers = (scope.get(end) or ("",) for end in ("client", "server"))
-    # A machine that calls itself by one of its outer addresses has it at both ends.
-    here = asks[0] in THIS_MACHINE or (asks[0] != "" and asks[0] == answers[0])
-    return here or scope["path"].startswith(FOR_SITES)
+    client, server = (scope.get(end) or ("",) for end in ("client", "server"))
+    # This machine may also call itself by one of its outer addresses: then both ends have it.
+    local = client[0] in THIS_MACHINE or (client[0] != "" and client[0] == server[0])
+    return local or scope["path"].startswith(FOR_SITES)
 
 
 def main() -> None:
@@ -46,12 +47,12 @@ def main() -> None:
     from flwr.superlink.cli import flower_superlink
     from starlette.middleware import Middleware
 
-    theirs = extensions.get_middleware
+    without_guard = extensions.get_middleware
 
-    def ours() -> tuple[Middleware, ...]:
-        return (Middleware(Guard), *theirs())
+    def with_guard() -> tuple[Middleware, ...]:
+        return (Middleware(Guard), *without_guard())
 
-    extensions.get_middleware = ours
+    extensions.get_middleware = with_guard
     flower_superlink()
 
 

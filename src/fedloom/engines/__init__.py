@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
-
-from fedloom.core.data import Federation
-from fedloom.core.evaluate import Ask
-from fedloom.core.message import Down, Up
-from fedloom.core.program import Program
-from fedloom.core.score import ClientScore
-from fedloom.core.stopwatch import Stopwatch
-from fedloom.core.tree import State
 from fedloom.errors import BadInput, UnknownName, needs_extra
+
+if TYPE_CHECKING:  # a run's configuration reads the table of engines, and must not import torch
+    from pathlib import Path
+
+    import torch
+
+    from fedloom.core.data import Federation
+    from fedloom.core.evaluate import Ask
+    from fedloom.core.message import Down, Up
+    from fedloom.core.program import Program
+    from fedloom.core.score import ClientScore
+    from fedloom.core.stopwatch import Stopwatch
+    from fedloom.core.tree import State
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,10 @@ class Engine(Protocol):
     """
 
     elsewhere: Stopwatch
-    """Seconds by activity of the engine's other processes, all together."""
+    """Seconds by activity, summed over the engine's other processes."""
     keeps_states: bool = False
     """What clients keep stays where they are, and jobs and answers hold a receipt for it
-    (`core.receipt`). Such a place holds only the newest two, so every step is checkpointed."""
+    (`core.digest`). Only its newest states are kept there, so every step is checkpointed."""
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         """Get ready for a run; an engine may be opened for one run after another.
@@ -75,7 +78,72 @@ class Engine(Protocol):
         """Let go of processes and memory."""
 
 
-ENGINES = ("inline", "pool", "vectorized", "ray", "flower")
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is made from; each takes what concerns it."""
+
+    workers: int
+    device: torch.device
+    ray_address: str | None
+
+
+def _inline(settings: EngineSettings) -> Engine:
+    from fedloom.engines.inline import Inline
+
+    return Inline(settings.device)
+
+
+def _pool(settings: EngineSettings) -> Engine:
+    from fedloom.engines.pool import Pool
+
+    return Pool(settings.workers, settings.device)
+
+
+def _vectorized(settings: EngineSettings) -> Engine:
+    from fedloom.engines.vectorized import Vectorized
+
+    return Vectorized(settings.device)
+
+
+def _ray(settings: EngineSettings) -> Engine:
+    from fedloom.engines.ray import Ray
+
+    return Ray(settings.workers, settings.device, settings.ray_address)
+
+
+def _flower(settings: EngineSettings) -> Engine:
+    with needs_extra("flower"):
+        from fedloom.engines.flower import InProcess
+
+    return InProcess(settings.device)
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine that can be chosen by name."""
+
+    description: str
+    make: Callable[[EngineSettings], Engine]
+
+
+ENGINES: Mapping[str, EngineEntry] = {
+    "inline": EngineEntry("One client after another in this process.", _inline),
+    "pool": EngineEntry(
+        "`workers` processes on this machine, small equal clients in blocks; the same bytes.", _pool
+    ),
+    "vectorized": EngineEntry(
+        "This process, small equal clients in blocks; the same bytes.", _vectorized
+    ),
+    "ray": EngineEntry(
+        "`workers` actors on a Ray cluster, small equal clients in blocks; the same bytes.", _ray
+    ),
+    "flower": EngineEntry(
+        "This process, every message through Flower's encoding, as a rehearsal of"
+        " `fedloom deploy`; the same bytes.",
+        _flower,
+    ),
+}
+"""By name: the one list of engines, for the command line, the catalogue and the configuration."""
 
 
 def make_engine(
@@ -86,33 +154,15 @@ def make_engine(
     ray_address: str | None = None,
 ) -> Engine:
     """An engine by name, one of `ENGINES`."""
-    at = check_device(device)
-    if name == "inline":
-        from fedloom.engines.inline import Inline
-
-        return Inline(at)
-    if name == "pool":
-        from fedloom.engines.pool import Pool
-
-        return Pool(workers, at)
-    if name == "vectorized":
-        from fedloom.engines.vectorized import Vectorized
-
-        return Vectorized(at)
-    if name == "ray":
-        from fedloom.engines.ray import Ray
-
-        return Ray(workers, at, ray_address)
-    if name == "flower":
-        with needs_extra("flower"):
-            from fedloom.engines.flower import InProcess
-
-        return InProcess(at)
-    raise UnknownName("engine", name, ENGINES)
+    if name not in ENGINES:
+        raise UnknownName("engine", name, ENGINES)
+    return ENGINES[name].make(EngineSettings(workers, check_device(device), ray_address))
 
 
 def check_device(name: str) -> torch.device:
     """The torch device of that name, if this machine has it."""
+    import torch
+
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

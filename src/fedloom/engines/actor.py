@@ -18,7 +18,7 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State
 from fedloom.engines.bundle import Bundle
 from fedloom.engines.pipe_codec import receive, send
-from fedloom.engines.worker import Worker, failure
+from fedloom.engines.worker import Worker, failure, reply_head
 from fedloom.errors import needs_extra
 
 ELSEWHERE = torch.empty(0)
@@ -35,8 +35,8 @@ def import_ray() -> Any:
 
 
 class Parcel:
-    """What `freight` writes to and reads from in place of a pipe: parts of one message, the large
-    ones arrays, which Ray moves without copying."""
+    """What `pipe_codec` writes to and reads from in place of a pipe: parts of one message, the
+    large ones arrays, which Ray moves without copying."""
 
     def __init__(self, parts: Parts | None = None) -> None:
         self.parts: Parts = [] if parts is None else parts
@@ -77,8 +77,9 @@ def unpacked(parts: Parts) -> tuple[Any, list[State]]:
 def addressed(
     bundle: Bundle, common: Mapping[int, int], yours: Sequence[int], forget: Sequence[int]
 ) -> Parts:
-    """A bundle for an actor that gets the `common` tensors (identity -> number) another way, has
-    the states of `yours` (places in the bundle) itself, and shall forget those of some clients."""
+    """A bundle for an actor that gets the `common` tensors (identity -> number) from the object
+    store, holds the states of `yours` (places in the bundle) itself, and shall `forget` the states
+    of some clients."""
     elsewhere = []
     states: list[State] = []
     for i, state in enumerate(bundle.states):
@@ -116,8 +117,8 @@ class Actor:
             self._worker = Worker(program, data, device)
             self._kept: dict[int, State] = {}
             self._common: tuple[str, list[Tensor]] = "", []
-            timed.drain()  # what it took to start
-            return packed({"answers": [], "seconds": {}})
+            timed.drain()  # the time it took to start is not the run's
+            return packed(reply_head([]))
 
         return self._tried(ready)
 
@@ -128,11 +129,11 @@ class Actor:
             timed.add({"waiting": time.perf_counter() - self._ended})
             with timed("transfer"):
                 head, states = self._complete(*unpacked(parts), common[0])
-            answers, found = self._worker.answers(head, states)
+            answers, new_states = self._worker.answers(head, states)
             if head["task"] == "client":
-                self._keep(dict(zip(head["ids"], found[1::2], strict=True)))
+                self._keep(dict(zip(head["ids"], new_states[1::2], strict=True)))
             with timed("transfer"):
-                return packed({"answers": answers, "seconds": timed.drain()}, found)
+                return packed(reply_head(answers, self._worker.drain_reports()), new_states)
 
         return self._tried(answered)
 

@@ -1,4 +1,4 @@
-"""Work where the client's state is: who has which state, and whose clients are whose to do."""
+"""Work where the client's state is: which worker has which state, and which clients it gets."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ KEPT_BYTES = 512 * 2**20
 class Whereabouts:
     """Which worker (by number) keeps which client's newest state, up to so many bytes each.
 
-    Workers keep all they answer until they are told to forget it. Who is there stays: where every
-    client takes part in every round, pushing out the oldest would push out whom is asked next.
+    Workers keep all they answer until they are told to forget it. When the budget is used up, the
+    states that are kept stay, and new ones are not kept: where every client takes part in every
+    round, dropping the oldest would drop the one that is needed next.
     """
 
     def __init__(self, budget: int = KEPT_BYTES) -> None:
@@ -38,8 +39,9 @@ class Whereabouts:
         """Whether this worker keeps the very state of the job: its tensors, not equal ones."""
         if job.own is None or self.home(job.cid) != worker:
             return False
-        known, given = self._at[job.cid][1], _tensors(job.own)
-        return len(known) == len(given) and all(a() is b for a, b in zip(known, given, strict=True))
+        known, wanted = self._at[job.cid][1], _tensors(job.own)
+        same_number = len(known) == len(wanted)
+        return same_number and all(a() is b for a, b in zip(known, wanted, strict=True))
 
     def answered(self, worker: int, cid: int, kept: State) -> None:
         """A worker returned, and keeps, a client's new state."""
@@ -54,10 +56,10 @@ class Whereabouts:
         elif tensors:
             self._at[cid] = worker, [weakref.ref(v) for v in tensors], takes
             self._bytes[worker] += takes
-            self._forget[worker].discard(cid)  # what it was to forget is replaced
+            self._forget[worker].discard(cid)  # the new state has replaced the one to forget
 
     def to_forget(self, worker: int) -> list[int]:
-        """What to tell a worker with its next work; told once."""
+        """Clients whose states a worker shall forget, for its next message; each is named once."""
         return sorted(self._forget.pop(worker, ()))
 
     def lost(self, worker: int) -> None:
@@ -103,21 +105,21 @@ def deal(
     size: Callable[[int], int],
     workers: int,
 ) -> list[list[int]]:
-    """Clients to the worker that keeps their state, the others to whoever has least to do.
+    """Clients to the worker that keeps their state, the others to the worker with least to do.
 
     >>> deal([0, 1, 2, 3], {3: 1}.get, [9, 5, 4, 8].__getitem__, 2)
     [[0, 2], [1, 3]]
     """
     dealt: list[list[int]] = [[] for _ in range(workers)]
-    strangers = []
+    unplaced = []
     for cid in ids:
         if (worker := home(cid)) is None:
-            strangers.append(cid)
+            unplaced.append(cid)
         else:
             dealt[worker].append(cid)
     load = [(sum(map(size, some)), worker) for worker, some in enumerate(dealt)]
     heapq.heapify(load)
-    for cid in strangers:
+    for cid in unplaced:
         rows, worker = load[0]
         dealt[worker].append(cid)
         heapq.heapreplace(load, (rows + size(cid), worker))

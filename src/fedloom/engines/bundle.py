@@ -1,5 +1,5 @@
 """Work in portions: several clients per message, so that small clients do not cost a message each,
-and who goes first."""
+and in which order."""
 
 from __future__ import annotations
 
@@ -82,22 +82,22 @@ def portions(
     portion: list[Job] = []
     rows = carried = 0
     for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
-        made = first if cid == first.cid else job(cid)  # each is asked for once
-        weight = nbytes(made.down.state) + nbytes(made.own or {})
+        next_job = first if cid == first.cid else job(cid)  # each job is made once
+        weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
         enough = rows * SHARES * workers >= work or len(portion) == MOST_CLIENTS
         if portion and (enough or carried + weight > MOST_BYTES):
             yield portion
             work -= rows
             portion, rows, carried = [], 0, 0
-        portion.append(made)
+        portion.append(next_job)
         rows += size(cid)
         carried += weight
     yield portion
 
 
 def _order(ids: Sequence[int], answers: int, size: Callable[[int], int]) -> Sequence[int]:
-    """Longest clients first, unless answers of so many bytes would wait for their turn in the
-    aggregation that memory is better spared: then as given, by id."""
+    """Longest clients first. But answers wait for their turn in the aggregation: where theirs would
+    take too much memory, the order stays as given, by id."""
     if answers > MOST_WAITING:
         return ids
     return sorted(ids, key=lambda cid: (-size(cid), cid))

@@ -24,7 +24,7 @@ class Inline(Engine):
 
     def __init__(self, device: torch.device = CPU) -> None:
         self.device = device
-        self.elsewhere = Stopwatch()  # nobody is
+        self.elsewhere = Stopwatch()  # stays at zero: there are no other processes
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._program, self._data = program, data

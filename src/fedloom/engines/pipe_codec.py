@@ -22,7 +22,7 @@ SMALL = 1 << 15
 
 def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
     """Write a message to the pipe: its head, which is pickled, and states."""
-    cargo: list[Tensor] = []
+    tensors: list[Tensor] = []
     place: dict[int, int] = {}
     layout = []
     for state in states:
@@ -30,12 +30,12 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
         for name, tree in state.items():
             for value in tree.values():
                 if id(value) not in place:
-                    place[id(value)] = len(cargo)
-                    cargo.append(value)
+                    place[id(value)] = len(tensors)
+                    tensors.append(value)
             slices.append((name, [(key, place[id(value)]) for key, value in tree.items()]))
         layout.append(slices)
-    raw = [_bytes(value.detach().cpu().contiguous()) for value in cargo]
-    kinds = [(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in cargo]
+    raw = [_bytes(value.detach().cpu().contiguous()) for value in tensors]
+    kinds = [(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in tensors]
     small = b"".join(_memory(r) for r in raw if len(r) < SMALL)
     link.send((head, layout, kinds, small))
     for large in raw:
@@ -48,7 +48,7 @@ def receive(link: Connection) -> tuple[Any, list[State]]:
     otherwise every tensor has memory of its own."""
     head, layout, kinds, joined = link.recv()
     small, at = torch.frombuffer(bytearray(joined or b"-"), dtype=torch.uint8), 0
-    cargo: list[Tensor] = []
+    tensors: list[Tensor] = []
     for dtype, shape in kinds:
         value = torch.empty(shape, dtype=getattr(torch, dtype))
         raw = _bytes(value)
@@ -57,9 +57,9 @@ def receive(link: Connection) -> tuple[Any, list[State]]:
         else:
             raw.copy_(small[at : at + len(raw)])
             at += len(raw)
-        cargo.append(value)
+        tensors.append(value)
     return head, [
-        {name: {key: cargo[i] for key, i in keys} for name, keys in slices} for slices in layout
+        {name: {key: tensors[i] for key, i in keys} for name, keys in slices} for slices in layout
     ]
 
 

@@ -1,8 +1,8 @@
 """Worker processes on this machine: one thread and one model each, data memory-mapped once.
 
-Small clients share a message; the program and the data's description cross once per run. A worker
-answers one message at a time, and a job is a pure function, so the number of workers changes
-nothing but the time.
+Small clients share a message, and a worker computes equal ones of a message in blocks (`blocks`).
+The program and the data's description are sent once per run. A worker answers one message at a
+time, and a job is a pure function, so the number of workers changes nothing but the time.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fedloom.core.tree import State
 from fedloom.engines import Engine, JobOf
 from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.pipe_codec import receive, send
-from fedloom.engines.worker import rebuilt, serve
+from fedloom.engines.worker import read_head, serve
 from fedloom.errors import BadInput, WorkerLost
-from fedloom.signals import deaf_to_ctrl_c
+from fedloom.signals import ignoring_ctrl_c
 
 
 class Pool(Engine):
@@ -42,18 +42,18 @@ class Pool(Engine):
         self.workers, self.device = workers, device
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
         self._busy: dict[Connection, list[int]] = {}
-        """Who works for which clients; not empty between two rounds only after an error."""
+        """Worker -> the clients it computes; between two rounds empty, except after an error."""
         self.elsewhere = Stopwatch()
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         if self._busy:
-            self.close()  # or answers of the run that broke down would be taken for this one's
+            self.close()  # answers of a run that broke down must not be taken for this run's
         if not self._processes:
             self._start()
         self._data = data
         described = data.shared() if hasattr(data, "shared") else data
         for link in self._processes:
-            with self._on_the_line(link, "getting ready"):
+            with self._naming_loss(link, "getting ready"):
                 send(link, (program, described, str(self.device)))
         for link in self._processes:
             self._hear(link, "getting ready")
@@ -62,8 +62,8 @@ class Pool(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up, State]]:
         for answers, states in self._ask_all(ids, job, "client", ask):
-            for (cid, *beside), up, kept in zip(answers, states[::2], states[1::2], strict=True):
-                yield cid, Up(up, *beside), kept
+            for (cid, *rest), up, kept in zip(answers, states[::2], states[1::2], strict=True):
+                yield cid, Up(up, *rest), kept
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
@@ -88,7 +88,7 @@ class Pool(Engine):
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)
-            with deaf_to_ctrl_c():  # it is this process's to handle
+            with ignoring_ctrl_c():  # only the main process handles it
                 process.start()
             theirs.close()
             self._processes[ours] = process
@@ -102,14 +102,14 @@ class Pool(Engine):
         for link in self._processes:
             if (bundle := self._packed(queue)) is not None:
                 self._post(link, bundle)
-        ready = self._packed(queue)  # before anybody waits for it
+        ready = self._packed(queue)  # packed before a worker waits for it
         while busy:
             with timed("waiting"):
                 answered = [link for link in wait(list(busy)) if isinstance(link, Connection)]
             for link in answered:
                 answer = self._hear(link, named(busy[link]))
                 del busy[link]
-                if ready is not None:  # its next work before our own
+                if ready is not None:  # first of all, so that the worker does not wait
                     self._post(link, ready)
                 yield answer
                 ready = self._packed(queue)
@@ -120,19 +120,17 @@ class Pool(Engine):
 
     def _post(self, link: Connection, bundle: Bundle) -> None:
         self._busy[link] = bundle.ids
-        with timed("transfer"), self._on_the_line(link, f"taking {named(bundle.ids)}"):
+        with timed("transfer"), self._naming_loss(link, f"taking {named(bundle.ids)}"):
             send(link, bundle.head, bundle.states)
 
     def _hear(self, link: Connection, doing: str) -> tuple[list[Any], list[State]]:
-        with timed("transfer"), self._on_the_line(link, doing):
+        with timed("transfer"), self._naming_loss(link, doing):
             head, states = receive(link)
-            if "error" in head:
-                raise rebuilt(head)
-            self.elsewhere.add(head["seconds"])
-            return head["answers"], states
+            return read_head(head, self.elsewhere), states
 
     @contextmanager
-    def _on_the_line(self, link: Connection, doing: str) -> Iterator[None]:
+    def _naming_loss(self, link: Connection, doing: str) -> Iterator[None]:
+        """A worker that is gone becomes an error that names what it was doing."""
         try:
             yield
         except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -32,12 +32,12 @@ from fedloom.engines import Engine, Job, JobOf
 from fedloom.engines.actor import Actor, addressed, import_ray, packed, unpacked
 from fedloom.engines.affinity import Queues, Whereabouts, deal
 from fedloom.engines.bundle import Bundle, named
-from fedloom.engines.worker import rebuilt
+from fedloom.engines.worker import read_head
 from fedloom.errors import BadInput, WorkerLost
 
 AHEAD = 2
-"""Portions an actor has: one in work, and one so that it need not wait for us."""
-STRIKES = 3
+"""Portions an actor has: one in work, and one more so that it never waits for the driver."""
+MOST_LOSSES = 3
 """Losses in a row after which a portion, or the start of an actor, is given up."""
 CONNECT_SECONDS = 10
 FIRST_SECONDS, OTHERS_SECONDS = 120, 10
@@ -63,7 +63,7 @@ class _Member:
 
 
 @dataclass
-class _Errand:
+class _Request:
     """One call of `clients` or `evaluate`."""
 
     task: str
@@ -114,10 +114,10 @@ class Ray(Engine):
         self._ray = import_ray()
         self._connect()
         self._data, self._where, self._failed_starts = data, Whereabouts(), 0
-        self._run = [self._ray.put(program), self._ray.put(_held(data))]
+        self._run = [self._ray.put(program), self._ray.put(_in_memory(data))]
         idle = [m for m in self._members if m.ready and not m.under_way]
         for member in self._members:
-            if member not in idle:  # it still works for a run that broke down
+            if member not in idle:  # still computes for a run that broke down
                 self._ray.kill(member.handle)
         handles = [m.handle for m in idle] + [None] * (self.workers - len(idle))
         self._members = [self._prepared(handle) for handle in handles]
@@ -127,9 +127,9 @@ class Ray(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up, State]]:
         for worker, answers, states in self._ask_all(ids, job, "client", ask):
-            for (cid, *beside), up, kept in zip(answers, states[::2], states[1::2], strict=True):
+            for (cid, *rest), up, kept in zip(answers, states[::2], states[1::2], strict=True):
                 self._where.answered(worker, cid, kept)
-                yield cid, Up(up, *beside), kept
+                yield cid, Up(up, *rest), kept
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
@@ -165,7 +165,7 @@ class Ray(Engine):
                     **quiet,
                 )
             else:
-                _knock(self.address)
+                _check_listening(self.address)
                 self._ray.init(address=self.address, **quiet)
         except (OSError, RuntimeError, ValueError) as e:
             wanted = "start Ray here" if self.address is None else f"reach Ray at {self.address!r}"
@@ -176,11 +176,11 @@ class Ray(Engine):
         self._connected, self._members = True, []
 
     def _check_connection(self) -> None:
-        """What somebody connected is used, unless it is another cluster than was asked for."""
-        there = self._ray.get_runtime_context().gcs_address
-        if not self._connected and self.address not in (None, "auto", there):
+        """A connection that exists is used, unless it is to another cluster than was asked for."""
+        connected = self._ray.get_runtime_context().gcs_address
+        if not self._connected and self.address not in (None, "auto", connected):
             raise BadInput(
-                f"this process is connected to Ray at {there!r}, not at {self.address!r}; call"
+                f"this process is connected to Ray at {connected!r}, not at {self.address!r}; call"
                 " ray.shutdown() first, or give no address to use that one"
             )
 
@@ -208,29 +208,29 @@ class Ray(Engine):
                 )
             self._hear(waiting[done[0]], None)
 
-    def _replace(self, worker: int, errand: _Errand | None, why: Exception) -> None:
+    def _replace(self, worker: int, request: _Request | None, why: Exception) -> None:
         """Another actor for one that was lost; what it had to do is to be done again."""
         member = self._members[worker]
-        self._ray.kill(member.handle)  # it may be only out of reach
+        self._ray.kill(member.handle)  # it may still run, out of reach
         self._where.lost(worker)
         lost = [portion for _, portion in member.under_way if portion is not None]
         if not member.ready:
             self._failed_starts += 1
-            if self._failed_starts == STRIKES:
+            if self._failed_starts == MOST_LOSSES:
                 raise WorkerLost(
                     f"an actor of the Ray cluster could not start ({_reason(why)}); every node"
                     " needs this Python, fedloom and your own modules"
                 )
         elif lost:
-            lost[0].losses += 1  # the others only waited
-            if lost[0].losses == STRIKES:
+            lost[0].losses += 1  # only this one was being computed
+            if lost[0].losses == MOST_LOSSES:
                 who = named([job.cid for job in lost[0].jobs])
                 raise WorkerLost(
-                    f"an actor of the Ray cluster ended {STRIKES} times at {who}"
+                    f"an actor of the Ray cluster ended {MOST_LOSSES} times at {who}"
                     f" ({_reason(why)}); check the nodes' memory, then resume"
                 )
-        if errand is not None:
-            errand.again.extend(lost)
+        if request is not None:
+            request.again.extend(lost)
         self._members[worker] = self._prepared()
 
     # ------------------------------------------------------------------ asking
@@ -242,18 +242,18 @@ class Ray(Engine):
         if not left:
             return
         with timed("transfer"):
-            errand = self._errand(ids, job, task, ask)
-        self._load(errand)
+            request = self._request(ids, job, task, ask)
+        self._load(request)
         while left:
             for worker in self._answered():
-                answer = self._hear(worker, errand)
-                self._load(errand)  # their next work before our own
+                answer = self._hear(worker, request)
+                self._load(request)  # first of all, so that workers do not wait
                 if answer is not None:
                     left -= len(answer[0])
                     yield worker, *answer
 
-    def _errand(self, ids: Sequence[int], job: JobOf, task: str, ask: Ask | None) -> _Errand:
-        first = job(ids[0])  # each is asked for once
+    def _request(self, ids: Sequence[int], job: JobOf, task: str, ask: Ask | None) -> _Request:
+        first = job(ids[0])  # its download has the round's common tensors; each job is made once
 
         def job_of(cid: int) -> Job:
             return first if cid == first.cid else job(cid)
@@ -263,20 +263,20 @@ class Ray(Engine):
         common = [value for tree in first.down.state.values() for value in tree.values()]
         tree = {str(i): value for i, value in enumerate(common)}
         place = self._ray.put(packed(None, [{"common": tree}]))
-        return _Errand(task, ask, Queues(ids, job_of, size, dealt), common, place)
+        return _Request(task, ask, Queues(ids, job_of, size, dealt), common, place)
 
-    def _load(self, errand: _Errand) -> None:
-        """Work for everybody who has not enough."""
+    def _load(self, request: _Request) -> None:
+        """Send work to every actor that has less than `AHEAD` portions."""
         for ahead in range(1, AHEAD + 1):
             for worker, member in self._numbered():
                 if not member.ready or len(member.under_way) >= ahead:
                     continue
                 with timed("transfer"):
-                    portion = errand.take(worker)
+                    portion = request.take(worker)
                     if portion is None:
                         return
-                    message = errand.message(portion, worker, self._where)
-                    answer = member.handle.answer.remote(message, [errand.place])
+                    message = request.message(portion, worker, self._where)
+                    answer = member.handle.answer.remote(message, [request.place])
                     member.under_way.append((answer, portion))
 
     def _answered(self) -> list[int]:
@@ -293,7 +293,7 @@ class Ray(Engine):
         done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=0)
         return [calls[call] for call in done]
 
-    def _hear(self, worker: int, errand: _Errand | None) -> tuple[list[Any], list[State]] | None:
+    def _hear(self, worker: int, request: _Request | None) -> tuple[list[Any], list[State]] | None:
         """A worker's answer; None: it is ready for the run, or was lost."""
         member, lost = self._members[worker], self._ray.exceptions
         call, portion = member.under_way[0]
@@ -307,28 +307,26 @@ class Ray(Engine):
             lost.ObjectLostError,
             lost.OutOfMemoryError,
         ) as e:
-            self._replace(worker, errand, e)
+            self._replace(worker, request, e)
             return None
         member.under_way.popleft()
-        if "error" in head:
-            raise rebuilt(head)
+        answers = read_head(head, self.elsewhere)
         if portion is None:
             member.ready, self._failed_starts = True, 0
             return None
-        self.elsewhere.add(head["seconds"])
-        return head["answers"], states
+        return answers, states
 
     def _numbered(self) -> list[tuple[int, _Member]]:
         return list(enumerate(self._members))
 
 
-def _held(data: Federation) -> Federation:
-    """The data itself: other nodes do not see this machine's files."""
+def _in_memory(data: Federation) -> Federation:
+    """The data in memory: other nodes do not see this machine's files."""
     return data.in_memory() if isinstance(data, FederatedData) else data
 
 
-def _knock(address: str) -> None:
-    """Raise OSError where nobody listens: Ray itself would try for minutes."""
+def _check_listening(address: str) -> None:
+    """Raise OSError where nothing listens: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if port.isdigit() and "//" not in host:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()

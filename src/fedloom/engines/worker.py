@@ -1,7 +1,8 @@
-"""The other side of an engine: one process that answers bundles; here, until its link closes."""
+"""A worker of the pool or of Ray: answers the bundles of a run, and how replies are read."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import traceback
 from collections.abc import Sequence
@@ -15,13 +16,15 @@ from fedloom.core.data import Federation, data_of
 from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
-from fedloom.core.stopwatch import timed
+from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Job
+from fedloom.engines.blocks import Blocks
 from fedloom.engines.bundle import opened
 from fedloom.engines.pipe_codec import receive, send
-from fedloom.engines.vectorized import Blocks
 from fedloom.errors import FedloomError
+
+log = logging.getLogger("fedloom")
 
 
 def serve(link: Connection) -> None:
@@ -37,20 +40,41 @@ def serve(link: Connection) -> None:
                 head, states = receive(link)
             if isinstance(head, tuple):
                 worker = Worker(*head)
-                timed.drain()  # what it took to start
+                timed.drain()  # the time it took to start is not the run's
                 reply(link, [])
             elif worker is not None:
-                reply(link, *worker.answers(head, states))
+                reply(link, *worker.answers(head, states), worker.drain_reports())
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
         except Exception as e:
             send(link, failure(e))
 
 
-def reply(link: Connection, answers: list[Any], states: Sequence[State] = ()) -> None:
-    """Answers, the seconds they took, and their states."""
+def reply(
+    link: Connection,
+    answers: list[Any],
+    states: Sequence[State] = (),
+    reports: Sequence[str] = (),
+) -> None:
+    """Send answers with their states."""
     with timed("transfer"):
-        send(link, {"answers": answers, "seconds": timed.drain()}, states)
+        send(link, reply_head(answers, reports), states)
+
+
+def reply_head(answers: list[Any], reports: Sequence[str] = ()) -> dict[str, Any]:
+    """Answers, the seconds they took, and sentences for the log of the main process."""
+    return {"answers": answers, "seconds": timed.drain(), "reports": list(reports)}
+
+
+def read_head(head: dict[str, Any], elsewhere: Stopwatch) -> list[Any]:
+    """The answers of a reply; raises where it is a `failure`."""
+    if "error" in head:
+        raise rebuilt(head)
+    elsewhere.add(head["seconds"])
+    for report in head["reports"]:
+        log.info("a worker: %s", report)
+    answers: list[Any] = head["answers"]
+    return answers
 
 
 class RemoteTraceback(Exception):
@@ -76,11 +100,12 @@ def rebuilt(head: dict[str, Any]) -> Exception:
 
 
 class Worker:
-    """Answers the bundles of one run, in whatever process it is."""
+    """Answers the bundles of one run, in whatever process it is: small equal clients in blocks."""
 
     def __init__(self, program: Program, data: Federation, device: str) -> None:
         self.program, self.data, self.device = program, data, torch.device(device)
-        self.blocks = Blocks()
+        self._reports: list[str] = []
+        self.blocks = Blocks(report=self._reports.append)
 
     def answers(self, head: dict[str, Any], states: list[State]) -> tuple[list[Any], list[State]]:
         """What is asked in a message, and the states that go with it."""
@@ -96,6 +121,12 @@ class Worker:
             for visit, (up, _) in zip(visits, answers, strict=True)
         ]
         return heads, [state for up, kept in answers for state in (up.state, kept)]
+
+    def drain_reports(self) -> list[str]:
+        """Sentences for the log since the last call."""
+        reports = list(self._reports)
+        self._reports.clear()
+        return reports
 
     def _visit(self, job: Job) -> Visit:
         data = data_of(self.data, job.cid)

@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
 from fedloom.files import read_toml
@@ -87,7 +88,7 @@ class RunConfig(BaseModel):
     diagnose_every: int = Field(10, ge=1, description="rounds between diagnostics")
     seed: int = Field(0, description="seed of everything but the partition")
 
-    engine: Words = Field("inline", description="inline, pool, vectorized, ray or flower")
+    engine: Words = Field("inline", description=", ".join(ENGINES))
     workers: int = Field(2, ge=1, description="processes of the pool, actors of ray")
     ray_address: Words | None = Field(
         None, description="a running Ray cluster; by default one is started here"

@@ -1,7 +1,7 @@
-"""What is wrong at a site, told to its administrator before the federation starts.
+"""What is wrong at a site, reported to its administrator before the federation starts.
 
 A check returns a sentence where all is well, raises `BadInput` where something is wrong and
-`CannotTell` where it cannot know. None hides another: `check` runs them all.
+`CannotTell` where it cannot know. `check` runs them all, whatever some of them report.
 """
 
 from __future__ import annotations
@@ -37,60 +37,63 @@ CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[Case], str]], ...] = (
     ("own port", ("port",), local.own_port),
     ("versions", (), local.versions),
 )
-"""What it is about, the keys it needs, and the check."""
+"""The subject, the keys of site.toml that the check needs, and the check."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
+class CheckResult:
+    """What one check of a site came to."""
 
-    what: str
+    subject: str
     ok: bool | None
-    """None: it could not be told."""
-    said: str
+    """None: the check could not decide."""
+    message: str
 
 
-def check(config_file: Path, settings: Settings | None = None) -> list[Finding]:
-    """Everything that can be told about a site, in the order in which to put it right."""
+def check(config_file: Path, settings: Settings | None = None) -> list[CheckResult]:
+    """Every check of a site, in the order in which an administrator should put things right."""
     case = Case.read(config_file, settings)
-    file = Finding("file", not case.unusable, case.said)
-    return [file, *(_find(case, *about) for about in CHECKS)]
+    file = CheckResult("file", not case.unusable, case.about_file)
+    return [file, *(_perform(case, *entry) for entry in CHECKS)]
 
 
 def report(config_file: Path, project: Path | None = None) -> bool:
-    """Print what was found; whether nothing is wrong.
+    """Print every result; returns whether nothing is wrong.
 
     `project` is the folder of the federation's Flower project, where the site has a copy.
     """
-    settings, findings = None, []
+    settings, results = None, []
     if project is not None:
         try:
             settings = Settings.read(run_configuration(project))
-            findings = [Finding("project", True, f"the settings in {project} can be used")]
+            results = [CheckResult("project", True, f"the settings in {project} can be used")]
         except FedloomError as e:
-            said = f"the settings in {project} cannot be used: {e}"
-            findings = [Finding("project", False, said)]
-    findings += check(config_file, settings)
-    Console().print(as_table(findings))
-    return all(finding.ok is not False for finding in findings)
+            message = f"the settings in {project} cannot be used: {e}"
+            results = [CheckResult("project", False, message)]
+    results += check(config_file, settings)
+    Console().print(as_table(results))
+    return all(result.ok is not False for result in results)
 
 
-def as_table(findings: list[Finding]) -> Table:
-    """One line per finding."""
+def as_table(results: list[CheckResult]) -> Table:
+    """One line per result."""
     marks = {True: ("ok", "green"), False: ("wrong", "bold red"), None: ("?", "yellow")}
     table = Table("", "what", "found", box=None, pad_edge=False)
-    for finding in findings:
-        table.add_row(Text(*marks[finding.ok]), Text(finding.what), Text(finding.said))
+    for result in results:
+        table.add_row(Text(*marks[result.ok]), Text(result.subject), Text(result.message))
     return table
 
 
-def _find(case: Case, what: str, needs: tuple[str, ...], look: Callable[[Case], str]) -> Finding:
+def _perform(
+    case: Case, subject: str, needs: tuple[str, ...], look: Callable[[Case], str]
+) -> CheckResult:
     try:
         case.require(needs)
-        return Finding(what, True, look(case))
+        return CheckResult(subject, True, look(case))
     except CannotTell as e:
-        return Finding(what, None, str(e))
+        return CheckResult(subject, None, str(e))
     except FedloomError as e:
-        return Finding(what, False, str(e))
-    except Exception as e:  # whatever it is, the other checks are still of use
-        return Finding(what, False, f"the check broke down ({type(e).__name__}: {reason(e)})")
+        return CheckResult(subject, False, str(e))
+    except Exception as e:  # an error in one check must not hide the results of the others
+        message = f"the check broke down ({type(e).__name__}: {reason(e)})"
+        return CheckResult(subject, False, message)

@@ -30,27 +30,27 @@ class Case:
     config: SiteConfig
     """Placeholders stand in for what is needed and unusable."""
     unusable: frozenset[str]
-    """Keys that are missing, unknown or will not do."""
-    said: str
-    """What there is to say of the file."""
+    """Keys that are missing, unknown or have a value that is not allowed."""
+    about_file: str
+    """What is wrong with the file itself, or that nothing is."""
 
     @classmethod
     def read(cls, file: Path, settings: Settings | None) -> Self:
         """From the site's file, whatever is wrong with it."""
-        given: dict[str, Any] = {}
+        written: dict[str, Any] = {}
         try:
-            given = SiteConfig.written(file)
+            written = SiteConfig.written(file)
         except BadInput as e:
-            unusable, said = frozenset(SiteConfig.model_fields), str(e)
+            unusable, about_file = frozenset(SiteConfig.model_fields), str(e)
         else:
-            errors = _errors(given)
+            errors = _errors(written)
             unusable = frozenset(str(error["loc"][0]) for error in errors)
-            wrong = "; ".join(map(_said, errors))
-            said = f"{file}: {wrong}" if wrong else f"{file} says all that is needed"
+            wrong = "; ".join(map(_sentence, errors))
+            about_file = f"{file}: {wrong}" if wrong else f"{file} says all that is needed"
         fields = SiteConfig.model_fields
         missing = {key: "?" for key in unusable if key in fields and fields[key].is_required()}
-        usable = {key: value for key, value in given.items() if key not in unusable}
-        return cls(file, settings, SiteConfig(**{**missing, **usable}), unusable, said)
+        usable = {key: value for key, value in written.items() if key not in unusable}
+        return cls(file, settings, SiteConfig(**{**missing, **usable}), unusable, about_file)
 
     def require(self, keys: Iterable[str]) -> None:
         """Refuse to go on without these keys."""
@@ -75,15 +75,15 @@ class Case:
         return self.server
 
 
-def _errors(given: dict[str, Any]) -> list[ErrorDetails]:
+def _errors(written: dict[str, Any]) -> list[ErrorDetails]:
     try:
-        SiteConfig.model_validate(given)
+        SiteConfig.model_validate(written)
     except ValidationError as e:
         return e.errors()
     return []
 
 
-def _said(error: ErrorDetails) -> str:
+def _sentence(error: ErrorDetails) -> str:
     key, fields = str(error["loc"][0]), SiteConfig.model_fields
     if error["type"] == "missing":
         return f"the key {key} is missing ({fields[key].description})"

@@ -42,17 +42,17 @@ class Server:
     def addresses(self) -> list[str]:
         """What the name stands for."""
         try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            entries = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as e:
             raise BadInput(
                 f"the name {self.host} cannot be resolved ({reason(e)}); correct superlink, or"
                 " ask for a DNS or /etc/hosts entry"
             ) from None
-        return sorted({str(entry[4][0]) for entry in found})
+        return sorted({str(entry[4][0]) for entry in entries})
 
     @cached_property
     def unreachable(self) -> str | None:
-        """Why no connection can be made, if so; kept, because a try may take long."""
+        """Why no connection can be made, if so; cached, because an attempt may take long."""
         try:
             self.connect().close()
         except ConnectionRefusedError:
@@ -87,7 +87,8 @@ class Server:
     def date(self, tls: bool) -> tuple[str | None, float, float]:
         """The Date header, and this machine's time before asking and after the answer.
 
-        Not verified: whose clock is wrong cannot verify a certificate, and nothing is sent.
+        Not verified: a machine whose clock is wrong cannot verify a certificate, and the request
+        holds nothing secret.
         """
         connection = (
             HTTPSConnection(self.host, self.port, timeout=PATIENCE, context=_unverified())
@@ -96,10 +97,10 @@ class Server:
         )
         try:
             connection.connect()
-            asked = time.time()
+            asked_at = time.time()
             connection.request("GET", "/")
             answer = connection.getresponse()
-            return answer.getheader("Date"), asked, time.time()
+            return answer.getheader("Date"), asked_at, time.time()
         finally:
             connection.close()
 
@@ -113,7 +114,7 @@ class Server:
 
 
 def _unverified() -> ssl.SSLContext:
-    """For looking only: nothing is sent over such a connection, nothing from it is believed."""
+    """For looking only: nothing is sent over such a connection, and nothing from it is trusted."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

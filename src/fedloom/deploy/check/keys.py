@@ -20,12 +20,12 @@ from fedloom.errors import BadInput
 
 
 def authority(case: Case) -> str:
-    """Whether `ca` holds authorities' certificates that count today."""
+    """Whether `ca` holds certificates of authorities that are valid today."""
     ca = case.config.ca
     if ca is None:
         return "no ca is stated: without TLS, for rehearsals on one machine only"
     try:
-        found = x509.load_pem_x509_certificates(ca.read_bytes())
+        certificates = x509.load_pem_x509_certificates(ca.read_bytes())
     except OSError as e:
         raise BadInput(
             f"cannot read the authority's certificate {ca} ({e.strerror}); get ca.crt from whoever"
@@ -35,7 +35,7 @@ def authority(case: Case) -> str:
         raise BadInput(
             f"{ca} is not a PEM certificate; get ca.crt from whoever runs the server"
         ) from None
-    for certificate in found:
+    for certificate in certificates:
         if not _is_authority(certificate):
             raise BadInput(
                 f"{ca} is a certificate, but not of an authority (perhaps the server's own); get"
@@ -44,12 +44,12 @@ def authority(case: Case) -> str:
         outdated = why_outdated(str(ca), certificate)
         if outdated:
             raise BadInput(outdated)
-    days = days_until(min(certificate.not_valid_after_utc for certificate in found))
+    days = days_until(min(certificate.not_valid_after_utc for certificate in certificates))
     return f"{ca} is an authority's certificate and ends in {days} days"
 
 
 def why_outdated(what: str, certificate: x509.Certificate) -> str | None:
-    """Why a certificate does not count today, if so."""
+    """Why a certificate is not valid today, if so."""
     now = datetime.now(UTC)
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
@@ -82,7 +82,7 @@ def _date(when: datetime) -> str:
 
 
 def private_key(case: Case) -> str:
-    """Whether `key` is one that Flower takes, and nobody else's to read."""
+    """Whether `key` is one that Flower accepts, and whether others can read it."""
     file = case.config.key
     if file is None:
         return "no key is stated: the server must do without node authentication"
@@ -94,10 +94,10 @@ def private_key(case: Case) -> str:
             f"every user of this machine can read the private key {file} (mode {mode:04o});"
             f" chmod 600 {file} ({public})"
         )
-    said = f"{file} is a private key ({key.curve.name}); {public}: compare it with the server's"
+    summary = f"{file} is a private key ({key.curve.name}); {public}: compare it with the server's"
     if mode & stat.S_IRWXG:
-        said += f"; its mode is {mode:04o}, 0600 is recommended"
-    return said
+        summary += f"; its mode is {mode:04o}, 0600 is recommended"
+    return summary
 
 
 def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:

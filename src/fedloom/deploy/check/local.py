@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
-import os
 import shutil
 import socket
 import stat
 import tempfile
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 
 from fedloom.data import load
@@ -45,51 +46,52 @@ def data(case: Case) -> str:
     source = site.source if site else load(config.data, label=config.label)
     counts = np.bincount(source.y, minlength=source.classes).tolist()
     by_class = dict(zip(source.class_names, counts, strict=True))
-    said = (
+    summary = (
         f"{config.data} has {len(source)} rows, {source.kind} {source.shape}; by class: "
         + ", ".join(f"{name} {n}" for name, n in by_class.items())
     )
     few = [name for name, n in by_class.items() if n == 1]
     if few:
         raise BadInput(
-            f"{said}; {', '.join(few)} cannot be in both training and test with one row: add rows"
-            " or take it out"
+            f"{summary}; {', '.join(few)} cannot be in both training and test with one row: add"
+            " rows or take it out"
         )
     if site:
-        mine = site.divided.client(0)
-        said += f"; {len(mine.train)} rows for training, {len(mine.test or ())} for test"
-    return said
+        own = site.divided.client(0)
+        summary += f"; {len(own.train)} rows for training, {len(own.test or ())} for test"
+    return summary
 
 
 def state_folder(case: Case) -> str:
     """Whether states can be written, and who else could read them."""
     folder = case.config.state
     try:
-        there = next(place for place in (folder, *folder.parents) if place.exists())
-        with tempfile.TemporaryDirectory(prefix=".fedloom-check-", dir=there) as scratch:
+        existing = next(place for place in (folder, *folder.parents) if place.exists())
+        with tempfile.TemporaryDirectory(prefix=".fedloom-check-", dir=existing) as scratch:
             (Path(scratch) / "written").write_bytes(b"?")
     except OSError as e:
         raise BadInput(
             f"the state folder {folder} cannot be written ({e.strerror}); let the SuperNode's user"
             " write there, or name another folder as state"
         ) from None
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(existing).free
     if free < ROOM:
         raise BadInput(
             f"only {free / 1e9:.2f} GB are free for {folder}; make room for {ROOM / 1e9:g} GB"
         )
-    said = f"{folder} can be written, {free / 1e9:.1f} GB are free, it holds {_kept(folder)}"
+    summary = f"{folder} can be written, {free / 1e9:.1f} GB are free, it holds {_held(folder)}"
     if folder.exists() and folder.stat().st_mode & stat.S_IRWXO:
-        said += f"; warning: other users of this machine can look into it: chmod 700 {folder}"
-    return said
+        summary += f"; warning: other users of this machine can look into it: chmod 700 {folder}"
+    return summary
 
 
-def _kept(folder: Path) -> str:
-    found = {
+def _held(folder: Path) -> str:
+    """The experiments in a state folder, with their numbers of states."""
+    counts = {
         states.parent.name: len(SiteStore(states).names())
         for states in sorted(folder.glob("*/states"))
     }
-    return ", ".join(f"{name} ({n} states)" for name, n in found.items()) or "no experiment yet"
+    return ", ".join(f"{name} ({n} states)" for name, n in counts.items()) or "no experiment yet"
 
 
 def device(case: Case) -> str:
@@ -98,7 +100,7 @@ def device(case: Case) -> str:
 
 
 def own_port(case: Case) -> str:
-    """Whether the SuperNode can have its port, or has it already."""
+    """Whether the SuperNode's port is free, or in use by that SuperNode itself."""
     port = case.config.port
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperNode does
@@ -115,42 +117,26 @@ def own_port(case: Case) -> str:
     process, command = listener(port)
     if str(case.file.absolute()) in command or str(case.file.resolve()) in command:
         return f"port {port} is used by this site's own SuperNode (process {process})"
-    who = f"process {process}: {command[:80]}" if process else "/proc does not tell by whom"
+    who = f"process {process}: {command[:80]}" if process else "by whom is hidden from this user"
     raise BadInput(f"port {port} is taken ({who}); end it, or state another port in {case.file}")
 
 
 def listener(port: int) -> tuple[int, str]:
-    """Process id and command line of who listens on a port; (0, "") where /proc does not tell."""
-    sockets = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in _lines(table)[1:]:
-            _, local, _, state, *rest = line.split()
-            if int(local.rpartition(":")[2], 16) == port and state == "0A":  # 0A: listening
-                sockets.add(f"socket:[{rest[5]}]")
-    for process in filter(str.isdecimal, os.listdir("/proc") if sockets else ()):
-        try:
-            held = Path(f"/proc/{process}/fd")
-            if any(os.readlink(held / name) in sockets for name in os.listdir(held)):
-                command = Path(f"/proc/{process}/cmdline").read_bytes()
-                return int(process), command.replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:  # ended meanwhile, or another user's
-            continue
+    """Process id and command line of who listens on a port; (0, "") where that is not shown."""
+    with suppress(psutil.Error):  # hidden from this user, or ended meanwhile
+        for connection in psutil.net_connections("tcp"):
+            listening = connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,)
+            if listening and connection.pid:
+                return connection.pid, " ".join(psutil.Process(connection.pid).cmdline())
     return 0, ""
-
-
-def _lines(file: str) -> list[str]:
-    try:
-        return Path(file).read_text(encoding="ascii").splitlines()
-    except OSError:
-        return []
 
 
 def versions(case: Case) -> str:
     """Whether Flower is the release that fedloom was measured with."""
-    found, ours = version("flwr"), f"fedloom {version('fedloom')}, torch {torch.__version__}"
-    if found != FLWR:
+    flwr, others = version("flwr"), f"fedloom {version('fedloom')}, torch {torch.__version__}"
+    if flwr != FLWR:
         raise BadInput(
-            f"flwr {found} is installed, but fedloom was measured with {FLWR} ({ours});"
+            f"flwr {flwr} is installed, but fedloom was measured with {FLWR} ({others});"
             f" pip install flwr=={FLWR}"
         )
-    return f"flwr {found}, {ours}"
+    return f"flwr {flwr}, {others}"

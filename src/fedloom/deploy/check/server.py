@@ -18,14 +18,14 @@ from fedloom.errors import BadInput
 
 DATE_STEP = 2.0
 """A Date header shows whole seconds, and the SuperLink's web server renews it once a second."""
-FIT_FOR_SIGNING = (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
+SIGNED_TOLERANCE = (SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE)
 """Seconds a site's clock may be ahead and behind before Flower refuses its signed messages."""
-FIT_FOR_REST = (60, 60)
-"""The same where nothing is signed; certificates and logs still have dates."""
+UNSIGNED_TOLERANCE = (60, 60)
+"""The same where messages are not signed: certificates and logs still depend on the clock."""
 OTHER_AUTHORITY = {2, 7, 18, 19, 20, 21, 30}
 """OpenSSL's codes for a chain that does not end at the given authority (X509_V_ERR_...)."""
 OTHER_NAMES = {62, 64}
-"""And for a certificate that is for another name or address."""
+"""OpenSSL's codes for a certificate that is for another name or address."""
 
 
 def resolves(case: Case) -> str:
@@ -61,7 +61,7 @@ def handshake(case: Case) -> str:
         ):
             shown = secured.getpeercert() or {}
     except ssl.SSLCertVerificationError as e:
-        raise BadInput(_distrust(e, server, ca)) from None
+        raise BadInput(_why_not_trusted(e, server, ca)) from None
     except OSError as e:
         if server.speaks_http():
             raise BadInput(
@@ -87,7 +87,7 @@ def _without_tls(server: Server, file: Path) -> str:
     return f"{server} speaks plain HTTP, as {file} has it; nothing is encrypted"
 
 
-def _distrust(error: ssl.SSLCertVerificationError, server: Server, ca: Path) -> str:
+def _why_not_trusted(error: ssl.SSLCertVerificationError, server: Server, ca: Path) -> str:
     code, shown = error.verify_code, server.certificate()
     if code in OTHER_AUTHORITY:
         return (
@@ -113,29 +113,29 @@ def _names(certificate: x509.Certificate) -> list[str]:
 
 def clock(case: Case) -> str:
     """Whether this clock and the server's agree well enough."""
-    date, asked, answered = _server_time(case.reached)
+    date, asked_at, answered_at = _server_time(case.reached)
     # The true lead of this clock lies between these two.
-    least, most = asked - date - DATE_STEP, answered - date
-    ahead, behind = FIT_FOR_SIGNING if case.config.key else FIT_FOR_REST
+    least, most = asked_at - date - DATE_STEP, answered_at - date
+    ahead, behind = SIGNED_TOLERANCE if case.config.key else UNSIGNED_TOLERANCE
     about = f"{abs(least + most) / 2:.0f} s {'ahead of' if least + most > 0 else 'behind'}"
-    said = f"the clock here is about {about} the server's"
+    difference = f"the clock here is about {about} the server's"
     allowed = f"at most {ahead} s ahead or {behind} s behind is allowed"
     if least > ahead or most < -behind:
-        raise BadInput(f"{said}, {allowed}; set both by NTP (timedatectl set-ntp true)")
+        raise BadInput(f"{difference}, {allowed}; set both by NTP (timedatectl set-ntp true)")
     if most > ahead or least < -behind:
-        raise CannotTell(f"{said}, which is near the limit: {allowed}")
-    return f"{said}; {allowed}"
+        raise CannotTell(f"{difference}, which is near the limit: {allowed}")
+    return f"{difference}; {allowed}"
 
 
 def _server_time(server: Server) -> tuple[float, float, float]:
     for tls in (True, False):
         try:
-            header, asked, answered = server.date(tls)
+            header, asked_at, answered_at = server.date(tls)
         except (OSError, HTTPException):
             continue
         try:
             date = parsedate_to_datetime(header or "")
         except ValueError:
             break
-        return date.replace(tzinfo=date.tzinfo or UTC).timestamp(), asked, answered
+        return date.replace(tzinfo=date.tzinfo or UTC).timestamp(), asked_at, answered_at
     raise CannotTell(f"{server} does not tell its time; compare the clocks by hand (date -u)")

@@ -1,7 +1,7 @@
 """Data stays at the sites: any method over Flower, one message per node.
 
-`codec` has the messages, `node` a site's side, `vault` what a site keeps, `engine` the server's
-side, `phantom` what a reply must look like, `in_process` a grid without a network.
+`codec` has the messages, `node` a site's side, `site_store` what a site keeps, `engine` the
+server's side, `expected_upload` what a reply must look like, `in_process` a grid without a network.
 """
 
 from fedloom.engines.flower.engine import Flower, Line, Roster

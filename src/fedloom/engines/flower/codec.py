@@ -1,4 +1,4 @@
-"""Jobs and answers as Flower's records: the only place that knows both languages.
+"""Jobs and answers as Flower's records: the only module that knows both.
 
 A state is one ArrayRecord per slice, in numpy's format, so that Flower's own tools can read it.
 """
@@ -44,7 +44,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client says."""
+    """A client's answer to the task "client"."""
 
     cid: int
     up: Up
@@ -159,8 +159,8 @@ def _values(records: RecordDict, name: str) -> dict[str, Any]:
 
 
 def _numbers(records: RecordDict) -> dict[str, float]:
-    found: Mapping[str, Any] = records.metric_records["metrics"]
-    return {key: float(value) for key, value in found.items()}
+    metrics: Mapping[str, Any] = records.metric_records["metrics"]
+    return {key: float(value) for key, value in metrics.items()}
 
 
 def _write_state(records: RecordDict, state: State, arrays: dict[int, Array]) -> RecordDict:
@@ -188,8 +188,8 @@ def _array(name: str, value: Tensor, arrays: dict[int, Array]) -> Array:
 
 
 def _tensor(array: Array) -> Tensor:
-    """A tensor from numpy's format. Read here and not by numpy, which believes a header that asks
-    for any amount of memory, or for another format."""
+    """A tensor from numpy's format. Not read by numpy, which follows whatever a header says: any
+    amount of memory, or another format."""
     stream = BytesIO(array.data)
     header = read_array_header_1_0 if read_magic(stream) == (1, 0) else read_array_header_2_0
     shape, by_columns, kind = header(stream)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,15 +31,17 @@ from fedloom.errors import BadInput, FedloomError, TooFewClients
 log = logging.getLogger("fedloom")
 
 Admit = Callable[[dict[str, Any]], int]
-"""From what a site says of itself to its client id; raises where it cannot take part."""
+"""From how a site introduces itself to its client id; raises where it cannot take part."""
 
 LEEWAY = 10.0
-"""Seconds by which a message outlives the wait for its answer: that it is late is ours to say."""
-HELLO = 120.0
-"""Seconds a node has to say who it is: the others wait meanwhile."""
-UNTAKEN = Absent("Flower did not take the message: the node is gone, or it is too large")
-LOOK = 5.0
-"""Seconds between looks for nodes that were started anew."""
+"""Seconds by which a message is valid beyond the wait for its answer, so that a late answer is
+reported here, as late, and not by Flower as an expired message."""
+INTRODUCTION_SECONDS = 120.0
+"""How long a node may take to introduce itself: the others wait meanwhile."""
+NOT_ACCEPTED = Absent("Flower did not take the message: the node is gone, or it is too large")
+RESTARTED = "its node was started anew in the meantime"
+RESTART_CHECK_SECONDS = 5.0
+"""Between two looks for nodes that were restarted."""
 
 
 class Line:
@@ -56,25 +58,25 @@ class Line:
         nodes, ttl = list(contents), seconds + LEEWAY
         end = time.monotonic() + seconds
         messages = [Message(contents[n], dst_node_id=n, message_type=kind, ttl=ttl) for n in nodes]
-        # Flower gives no ids at all where a message is too large for it.
+        # Flower returns no ids at all where a message is too large for it.
         ids = list(self.grid.push_messages(messages)) or [""] * len(nodes)
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
-        yield from ((n, UNTAKEN) for n in set(nodes) - set(waiting.values()))
-        starts, look = self.starts(), time.monotonic() + LOOK
+        yield from ((n, NOT_ACCEPTED) for n in set(nodes) - set(waiting.values()))
+        starts, next_check = self.starts(), time.monotonic() + RESTART_CHECK_SECONDS
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull_messages(list(waiting)))
             for reply in replies:
-                # A dead node's error is written by the link, so only the message tells whose.
+                # For a node that is gone the link writes an error, which names only the message.
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
                     yield node, _content(reply)
             if waiting and not replies:
                 with timed("waiting"):
                     time.sleep(self.poll)
-            if waiting and time.monotonic() > look:
-                look = time.monotonic() + LOOK
-                for name in self._lost(waiting, starts):
-                    yield waiting.pop(name), Absent("its node was started anew in the meantime")
+            if waiting and time.monotonic() > next_check:
+                next_check = time.monotonic() + RESTART_CHECK_SECONDS
+                for message_id in self._lost(waiting, starts):
+                    yield waiting.pop(message_id), Absent(RESTARTED)
         for node in waiting.values():
             yield node, Absent(f"no answer within {seconds:g} s")
 
@@ -83,12 +85,12 @@ class Line:
         return {node.node_id: node.last_activated_at for node in self.grid.get_nodes()}
 
     def _lost(self, waiting: Mapping[str, int], starts: Mapping[int, str]) -> list[str]:
-        """Messages to nodes that were started since: whoever had them is gone.
+        """Ids of messages to nodes that were restarted since, and so have lost them.
 
-        Flower itself tells only of nodes that it finds gone when asked. One may be back by then.
+        Flower reports a node only while it is gone; by the time it is asked, the node may be back.
         """
         now = {**starts, **self.starts()}
-        return [name for name, n in waiting.items() if n in starts and now[n] != starts[n]]
+        return [i for i, n in waiting.items() if n in starts and now[n] != starts[n]]
 
 
 class Roster:
@@ -99,25 +101,28 @@ class Roster:
         self._clients: dict[int, int] = {}
         """Node -> its client, in the order in which they introduced themselves."""
         self._refused: dict[int, str] = {}
-        """Node -> when it was started; it is asked again when it was started anew."""
+        """Node -> when it was started; after a restart it is asked again."""
 
     def nodes(self) -> dict[int, int]:
-        """Client -> node, of those that are there; a node that is new is asked who it is."""
-        there, starts = list(self.line.grid.get_node_ids()), self.line.starts()
-        unknown = {
-            n: RecordDict()
-            for n in there
-            if n not in self._clients and not (n in self._refused and self._refused[n] == starts[n])
-        }
-        for node, said in self.line.exchange(MessageType.QUERY, unknown, HELLO) if unknown else ():
-            self._introduce(node, said, starts[node])
-        # A restarted node without a key has a new id while its old one lingers: the newest counts.
-        newest = {c: n for n, c in self._clients.items() if n in there}
+        """Client -> node, of all that are connected; a new node is asked to introduce itself."""
+        connected, starts = list(self.line.grid.get_node_ids()), self.line.starts()
+        unknown = {n: RecordDict() for n in connected if self._is_unknown(n, starts)}
+        if unknown:
+            replies = self.line.exchange(MessageType.QUERY, unknown, INTRODUCTION_SECONDS)
+            for node, reply in replies:
+                self._introduce(node, reply, starts[node])
+        # A restarted node without a key gets a new id while its old one is still listed: the one
+        # that introduced itself last counts.
+        newest = {c: n for n, c in self._clients.items() if n in connected}
         return dict(sorted(newest.items()))
 
-    def _introduce(self, node: int, said: RecordDict | Absent, started: str) -> None:
-        hello = _understood(said, lambda records: dict(records.config_records["hello"]))
-        if isinstance(hello, Absent) and said is hello:
+    def _is_unknown(self, node: int, starts: Mapping[int, str]) -> bool:
+        refused = node in self._refused and self._refused[node] == starts[node]
+        return node not in self._clients and not refused
+
+    def _introduce(self, node: int, reply: RecordDict | Absent, started: str) -> None:
+        hello = _read_or_absent(reply, lambda records: dict(records.config_records["hello"]))
+        if isinstance(hello, Absent) and reply is hello:
             log.warning("a node did not say who it is (%s)", hello.why)
             return  # it is asked again
         try:
@@ -130,7 +135,7 @@ class Roster:
 
 
 class Flower(Engine):
-    """Asks nodes; holds receipts for what they keep, and never sees it."""
+    """Sends orders to nodes; holds receipts for what they keep, and never sees it."""
 
     keeps_states = True
 
@@ -142,14 +147,14 @@ class Flower(Engine):
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._program, self._data = program, data
-        self._phantom = ExpectedUpload(program, data.classes, data.kind == "text")
+        self._expected = ExpectedUpload(program, data.classes, data.kind == "text")
 
     def present(self, clients: int) -> Sequence[int]:
-        end, told = time.monotonic() + self.patience, -1
+        end, last_logged = time.monotonic() + self.patience, -1
         while len(nodes := self.roster.nodes()) < self.least:
-            if len(nodes) != told:
-                told = len(nodes)
-                log.info("%d sites are connected; waiting for %d", told, self.least)
+            if len(nodes) != last_logged:
+                last_logged = len(nodes)
+                log.info("%d sites are connected; waiting for %d", len(nodes), self.least)
             if time.monotonic() > end:
                 raise TooFewClients(
                     f"{len(nodes)} sites are connected, fewer than the {self.least} that a round"
@@ -164,99 +169,98 @@ class Flower(Engine):
     def clients(
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up | Absent, State]]:
-        self._phantom.begin()
-        for made, said in self._ask("client", ids, job, ask):
-            answer = _understood(said, partial(self._read, made, ask))
+        self._expected.begin_round()
+        for sent, reply in self._ask("client", map(job, ids), ask):
+            answer = _read_or_absent(reply, partial(self._read_upload, sent, ask))
             if isinstance(answer, Absent):
-                log.warning("client %d is absent: %s", made.cid, answer.why)
-                yield made.cid, answer, {}
+                log.warning("client %d is absent: %s", sent.cid, answer.why)
+                yield sent.cid, answer, {}
             else:
-                yield made.cid, *answer
+                yield sent.cid, *answer
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
     ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
-        for cid in (i for i in ids if i < 0):  # test sets that belong to nobody are the server's
-            made = job(cid)
-            visit = Visit(self._program, cid, data_of(self._data, cid), made.down, made.own)
+        for shared_test in (job(i) for i in ids if i < 0):  # these rows are at the server
+            cid, data = shared_test.cid, data_of(self._data, shared_test.cid)
+            visit = Visit(self._program, cid, data, shared_test.down, shared_test.own)
             yield cid, evaluate(visit, ask)
-        asked = [i for i in ids if i >= 0]
-        for made, said in self._ask("evaluate", asked, job, ask):
-            scores = _understood(said, lambda records: _checked(codec.read_scores(records), ask))
+        at_sites = (job(i) for i in ids if i >= 0)
+        for sent, reply in self._ask("evaluate", at_sites, ask):
+            scores = _read_or_absent(reply, partial(self._read_scores, ask))
             if isinstance(scores, Absent):
-                log.warning("client %d has no scores: %s", made.cid, scores.why)
+                log.warning("client %d has no scores: %s", sent.cid, scores.why)
                 continue
-            yield made.cid, scores
+            yield sent.cid, scores
 
     def save(self, ids: Sequence[int], job: JobOf) -> dict[int, str]:
-        """Have every client keep its personal model for use; returns who did not, and why."""
+        """Have every client save its personal model for use; returns who did not, and why."""
         failed = {}
-        for made, said in self._ask("save", ids, job, None):
-            done = _understood(said, codec.read_scores)
+        for sent, reply in self._ask("save", map(job, ids), None):
+            done = _read_or_absent(reply, codec.read_scores)
             if isinstance(done, Absent):
-                failed[made.cid] = done.why
+                failed[sent.cid] = done.why
         return failed
 
     def close(self) -> None:
         pass
 
     def _ask(
-        self, task: Task, ids: Sequence[int], job: JobOf, ask: Ask | None
+        self, task: Task, jobs: Iterable[Job], ask: Ask | None
     ) -> Iterator[tuple[Job, RecordDict | Absent]]:
+        """Every connected client's reply, with the job it was asked to do."""
         arrays: dict[int, Array] = {}
-        jobs, contents = {}, {}
+        jobs_of, contents = {}, {}
         with timed("transfer"):
-            for made in map(job, ids):
-                if (node := self._nodes.get(made.cid)) is None:
+            for job in jobs:
+                if (node := self._nodes.get(job.cid)) is None:
                     continue
-                order = Order(made.cid, task, made.down, _name(made.own), ask)
-                jobs[node], contents[node] = made, codec.write_order(order, arrays)
-        for node, said in self.roster.line.exchange(MessageType.TRAIN, contents):
-            yield jobs[node], said
+                order = Order(job.cid, task, job.down, _name(job.own), ask)
+                jobs_of[node], contents[node] = job, codec.write_order(order, arrays)
+        for node, reply in self.roster.line.exchange(MessageType.TRAIN, contents):
+            yield jobs_of[node], reply
 
-    def _read(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
+    def _read_upload(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
         reply = codec.read_reply(records)
         if reply.cid != job.cid:
             raise BadInput(f"it speaks for client {reply.cid}")
-        if why := self._phantom.refusal(job, reply.up):
-            raise BadInput(why)
-        _checked(reply.up.scores, ask)
-        if strange := sorted(reply.up.metrics.keys() - {"loss"}):
-            raise BadInput(f"nobody asked for the number {strange[0]!r}")
-        if not math.isfinite(reply.up.metrics.get("loss", 0.0)):
+        up = reply.up
+        objection = self._expected.objection_to(job, up)
+        if objection := objection or self._expected.objection_to_scores(up.scores, ask):
+            raise BadInput(objection)
+        if unknown := sorted(up.metrics.keys() - {"loss"}):
+            raise BadInput(f"nobody asked for the number {unknown[0]!r}")
+        if not math.isfinite(up.metrics.get("loss", 0.0)):
             raise BadInput("its loss is not finite")
         if reply.anew:
             log.warning("client %d had lost its state and began anew", job.cid)
-        return reply.up, receipt(reply.own) if reply.own else {}
+        return up, receipt(reply.own) if reply.own else {}
+
+    def _read_scores(self, ask: Ask, records: RecordDict) -> tuple[ClientScore, ...]:
+        scores = codec.read_scores(records)
+        if objection := self._expected.objection_to_scores(scores, ask):
+            raise BadInput(objection)
+        return scores
 
 
 Read = TypeVar("Read")
 
 
-def _understood(said: RecordDict | Absent, read: Callable[[RecordDict], Read]) -> Read | Absent:
-    """What a node says. Whatever is wrong with a reply costs its sender the round, not the run."""
-    if isinstance(said, Absent):
-        return said
+def _read_or_absent(
+    reply: RecordDict | Absent, read: Callable[[RecordDict], Read]
+) -> Read | Absent:
+    """A node's reply. Whatever is wrong with it costs its sender the round, not the run."""
+    if isinstance(reply, Absent):
+        return reply
     try:
-        if why := codec.read_error(said):
-            return Absent(why)
-        return read(said)
+        if error := codec.read_error(reply):
+            return Absent(error)
+        return read(reply)
     except FedloomError as e:
         return Absent(f"its reply was refused: {e}")
-    except Exception as e:
+    except Exception as e:  # a dishonest reply can make anything fail that reads it
         return Absent(f"its reply was refused: {type(e).__name__}: {e}")
-
-
-def _checked(scores: tuple[ClientScore, ...], ask: Ask | None) -> tuple[ClientScore, ...]:
-    """Scores of what was asked for, that can be averaged."""
-    for score in scores:
-        if ask is None or score.moment not in ask.moments or score.split not in ask.splits:
-            raise BadInput(f"nobody asked for {score.moment!r} on {score.split!r}")
-        accuracy = score.metrics.get("accuracy", math.nan)
-        if not (0 <= accuracy <= 1 and score.rows >= 1):
-            raise BadInput(f"a score of {accuracy} on {score.rows} rows cannot be")
-    return scores
 
 
 def _content(reply: Message) -> RecordDict | Absent:

@@ -2,27 +2,26 @@
 
 Nobody declares the names and shapes of an upload; they follow from the method, the network and the
 round. A client of a few random rows, trained here on the very message that goes out, has them all.
+What a client should send must be known for its reply to count: a method that cannot be played is
+refused before the run begins.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from fedloom.core.client import client
-from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.dry_run import MadeUpData, PlayedVisit, in_short, play, play_client
+from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
-from fedloom.core.rng import generator
-from fedloom.core.site import Visit
+from fedloom.core.score import GLOBAL, ClientScore
 from fedloom.core.tree import State
 from fedloom.engines import Job
-
-log = logging.getLogger("fedloom")
+from fedloom.errors import BadInput, FedloomError
 
 Form = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
 """(slice, key) -> shape and type."""
@@ -30,56 +29,104 @@ MOST_ROWS = 32
 
 
 class ExpectedUpload:
-    """A client that exists only to be compared with."""
+    """Plays clients of one run, and compares their uploads with what arrives."""
 
     def __init__(self, program: Program, classes: int, tokens: bool) -> None:
-        self.program, self.classes, self.tokens = program, classes, tokens
-        self._own: State | None = None
-        self._forms: dict[bool, Form | None] = {}
+        """`tokens`: inputs are text. Refuses a method that cannot be played, by name."""
+        self.program = in_short(program)
+        rows = max(2, min(MOST_ROWS, program.method.opt.batch))
+        self._data = MadeUpData(self.program, classes, rows, labels=classes, tokens=tokens)
+        self._forms: dict[tuple[int, bool], Form] = {}
+        """Of the round's uploads, by (number of the network, whether the client is new)."""
+        self._kept: dict[int, State] = {}
+        """Number of the network -> what a played client kept when it last came again."""
+        self._score_names = self._play_first_round()
 
-    def begin(self) -> None:
-        """A round begins, in which uploads may look different."""
+    def _play_first_round(self) -> dict[str, frozenset[str]]:
+        """One client of every network; returns the models that are scored, with their metrics."""
+        plans = [plan for plan in self.program.schedule(1) if plan.kind != "adapt"]
+        one_of_each = range(min(self.program.clients, len(self.program.nets)))
+        names: dict[str, frozenset[str]] = {}
+        try:
+            for played in play(self._data, plans, one_of_each):
+                if played.visit.down.plan.kind == "train":
+                    names |= _score_names(played)
+        except Exception as e:  # whatever it is, replies could not be checked
+            raise BadInput(
+                f"{_method_name(self.program)} cannot be run over Flower: played with made-up rows,"
+                f" as the server does to check what clients send, it fails ({_reason(e)}); use"
+                " another engine, or make it work with any rows"
+            ) from e
+        return names
+
+    def begin_round(self) -> None:
+        """Uploads of the round that begins may look different."""
         self._forms = {}
 
-    def refusal(self, job: Job, up: Up) -> str:
+    def objection_to(self, job: Job, up: Up) -> str:
         """Why the upload of this job cannot be used; empty if it can."""
         if up.n < 1:
             return f"it says that it has {up.n} rows"
         if job.down.plan.kind == "adapt":  # nothing goes up
             return _difference(up.state, {})
+        try:
+            form = self._form(job)
+        except Exception as e:  # a reply that cannot be checked costs the round, not the run
+            return f"what it should hold cannot be known ({_reason(e)})"
         return (
             _personal(self.program, job.cid, up.state)
-            or _difference(up.state, self._form(job))
+            or _difference(up.state, form)
             or _not_finite(up.state)
         )
 
-    def _form(self, job: Job) -> Form | None:
+    def objection_to_scores(self, scores: Sequence[ClientScore], ask: Ask | None) -> str:
+        """Why scores cannot be used; empty if they can. Not every client has every split."""
+        seen = set()
+        for score in scores:
+            if ask is None or score.moment not in ask.moments or score.split not in ask.splits:
+                return f"nobody asked for {score.moment!r} on {score.split!r}"
+            names = self._score_names.get(score.model)
+            if names is None or (score.model == GLOBAL) != (ask.model == GLOBAL):
+                return f"nobody asked for a model {score.model!r}"
+            if score.metrics.keys() != names:
+                return f"its metrics are {sorted(score.metrics)}, not {sorted(names)}"
+            accuracy = score.metrics["accuracy"]
+            if not (0 <= accuracy <= 1 and score.rows >= 1):
+                return f"a score of {accuracy} on {score.rows} rows cannot be"
+            key = (score.moment, score.split, score.model)
+            if key in seen:
+                return f"it has two scores of {' '.join(key)}"
+            seen.add(key)
+        return ""
+
+    def _form(self, job: Job) -> Form:
+        network = job.cid % len(self.program.nets)
         new = job.own is None
-        if new not in self._forms:
-            self._forms[new] = self._played(job)
-        return self._forms[new]
+        if (network, new) not in self._forms:
+            played = play_client(self._data, job.cid, job.down)
+            if not new:
+                kept = self._kept.get(network, played.kept)
+                played = play_client(self._data, job.cid, job.down, kept)
+                self._kept[network] = played.kept
+            self._forms[network, new] = _form_of(played.up.state)
+        return self._forms[network, new]
 
-    def _played(self, job: Job) -> Form | None:
-        visit = Visit(self.program, job.cid, self._data(job.cid), job.down, None)
-        try:
-            up, kept = client(visit)
-            if job.own is not None:
-                up, self._own = client(replace(visit, own=self._own or kept))
-        except Exception as e:  # such rows may be none the method can train on; no run ends here
-            log.warning("names and shapes of uploads are not checked: %s: %s", type(e).__name__, e)
-            return None
-        return _form_of(up.state)
 
-    def _data(self, cid: int) -> ClientData:
-        shape = self.program.net(cid).shape
-        rows = max(2, min(MOST_ROWS, self.program.method.opt.batch))
-        gen = generator("phantom", cid)
-        if self.tokens:
-            x: Tensor = torch.randint(0, 2, (rows, *shape), generator=gen)
-        else:
-            x = torch.randn(rows, *shape, generator=gen)
-        held = HeldRows(x, torch.arange(rows) % self.classes)
-        return ClientData(held, held, held, self.classes)
+def _score_names(played: PlayedVisit) -> dict[str, frozenset[str]]:
+    """Model -> names of its metrics, as this client scores them when it comes again."""
+    visit = replace(played.visit, own=played.kept)
+    scores = evaluate(visit, Ask(("received",)))
+    if not visit.program.global_model_missing():
+        scores += evaluate(visit, Ask(("received",), model="global"))
+    return {score.model: frozenset(score.metrics) for score in scores}
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, FedloomError) else f"{type(error).__name__}: {error}"
+
+
+def _method_name(program: Program) -> str:
+    return " + ".join(part.name for part in program.method.parts)
 
 
 def _form_of(state: State) -> Form:
@@ -87,23 +134,21 @@ def _form_of(state: State) -> Form:
 
 
 def _personal(program: Program, cid: int, state: State) -> str:
-    mine = program.net(cid).initial.keys() - program.shared(cid)
-    leaked = sorted(mine & state.get(METHOD, {}).keys())
+    personal = program.net(cid).initial.keys() - program.shared(cid)
+    leaked = sorted(personal & state.get(METHOD, {}).keys())
     return f"it holds the personal tensor {leaked[0]!r}" if leaked else ""
 
 
-def _difference(state: State, form: Form | None) -> str:
-    if form is None:
-        return ""
-    found = _form_of(state)
-    for at in sorted(found.keys() | form.keys()):
+def _difference(state: State, expected: Form) -> str:
+    actual = _form_of(state)
+    for at in sorted(actual.keys() | expected.keys()):
         name = "/".join(at)
-        if at not in form:
+        if at not in expected:
             return f"it holds the unknown tensor {name!r}"
-        if at not in found:
+        if at not in actual:
             return f"it lacks the tensor {name!r}"
-        if found[at] != form[at]:
-            (shape, kind), (wanted, wanted_kind) = found[at], form[at]
+        if actual[at] != expected[at]:
+            (shape, kind), (wanted, wanted_kind) = actual[at], expected[at]
             return f"{name!r} is {kind} {list(shape)}, not {wanted_kind} {list(wanted)}"
     return ""
 

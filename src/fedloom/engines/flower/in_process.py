@@ -114,8 +114,8 @@ class InProcess(Flower):
 
         def node(context: Context) -> Node:
             cid = int(context.node_config["client"])
-            vault = SiteStore(sites / str(cid))
-            return Node(program, data.client(cid), vault, self.device)
+            store = SiteStore(sites / str(cid))
+            return Node(program, data.client(cid), store, self.device)
 
         app = client_app(node, lambda context: dict(context.node_config))
         # Newcomers, who never train, are tested too.

@@ -22,8 +22,8 @@ from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.site_store import LostState, SiteStore
 from fedloom.errors import HookError, LeakError, TrainingError
 
-TELLABLE = (TrainingError, LeakError, LostState)
-"""Errors whose text names clients, rounds and tensors only."""
+REPORTED = (TrainingError, LeakError, LostState)
+"""Errors whose text may leave the site: it names clients, rounds and tensors only."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Node:
 
     program: Program
     data: ClientData
-    vault: SiteStore
+    store: SiteStore
     device: torch.device = CPU
     lost_state: Literal["absent", "restart"] = "absent"
     """When the state the server counts on is gone: give no answer, or begin as a new client."""
@@ -50,11 +50,11 @@ class Node:
             return codec.write_scores(order.cid, evaluate(visit, order.ask))
         up, kept = client(visit, order.ask)
         anew = visit.own is None and order.own is not None
-        return codec.write_reply(Reply(order.cid, up, self.vault.put(kept, order.own), anew))
+        return codec.write_reply(Reply(order.cid, up, self.store.put(kept, order.own), anew))
 
     def _own(self, order: Order) -> State | None:
         try:
-            return self.vault.get(order.own)
+            return self.store.get(order.own)
         except LostState:
             if self.lost_state == "absent":
                 raise
@@ -66,7 +66,7 @@ def client_app(
 ) -> ClientApp:
     """A Flower app that answers for whatever node its context describes.
 
-    `hello` is what a site says of itself when it first appears.
+    `hello` is how a site introduces itself when it first appears.
     """
     app = ClientApp()
 
@@ -82,18 +82,18 @@ def client_app(
 
 
 def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
-    """An answer, or in its place why there is none: Flower itself would not tell the server."""
+    """An answer, or in its place why there is none: Flower itself would not report that."""
     try:
         records = content()
     except Exception as e:
-        traceback.print_exc()  # the site's own log has the whole story
-        records = codec.write_error(type(e).__name__, _tellable(e))
+        traceback.print_exc()  # to the site's own log
+        records = codec.write_error(type(e).__name__, _reported(e))
     return Message(records, reply_to=message)
 
 
-def _tellable(error: Exception) -> str:
-    """What the server may hear of an error: many quote rows, labels and paths of the site."""
-    if isinstance(error, TELLABLE):
+def _reported(error: Exception) -> str:
+    """What may leave the site of an error: many quote rows, labels and paths."""
+    if isinstance(error, REPORTED):
         return str(error)
     if isinstance(error, HookError):
         return f"{error.where}: {type(error.__cause__).__name__}; see the site's log"

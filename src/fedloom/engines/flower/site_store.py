@@ -24,7 +24,7 @@ _DAY = 86400.0
 
 
 class LostState(FedloomError):
-    """The server counts on a state that is not here."""
+    """The server counts on a state that this site does not have."""
 
 
 class SiteStore:
@@ -33,11 +33,11 @@ class SiteStore:
     >>> import torch
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as scratch:
-    ...     vault = SiteStore(Path(scratch))
-    ...     first = vault.put({"model": {"w": torch.ones(1)}}, None)
-    ...     second = vault.put({"model": {"w": torch.zeros(1)}}, first)
-    ...     third = vault.put({"model": {"w": torch.ones(2)}}, second)
-    ...     vault.names() == {second, third}, vault.get(second)
+    ...     store = SiteStore(Path(scratch))
+    ...     first = store.put({"model": {"w": torch.ones(1)}}, None)
+    ...     second = store.put({"model": {"w": torch.zeros(1)}}, first)
+    ...     third = store.put({"model": {"w": torch.ones(2)}}, second)
+    ...     store.names() == {second, third}, store.get(second)
     (True, {'model': {'w': tensor([0.])}})
     """
 
@@ -45,7 +45,7 @@ class SiteStore:
         self.folder = folder
 
     def names(self) -> set[str]:
-        """Digests of the states that are here."""
+        """Digests of the stored states."""
         return set(self._numbers())
 
     def get(self, name: str | None) -> State | None:
@@ -66,23 +66,23 @@ class SiteStore:
     def put(self, state: State, came_from: str | None) -> str:
         """Keep a state and the one it came from; returns its digest.
 
-        Of the others only those go that are older than the one it came from: a process that
-        outlived its node must not remove what was made, and counted, since.
+        Of the others only those are removed that are older than the one it came from: a process
+        that outlived its node must not remove states that were made, and counted, since.
         """
-        name, there = digest(state) if any(state.values()) else "", self._numbers()
-        if name and name not in there:
+        name, stored = digest(state) if any(state.values()) else "", self._numbers()
+        if name and name not in stored:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(self._file(max(there.values(), default=0) + 1, name), pack(state))
-        for old, number in there.items():
-            if old != name and came_from in there and number < there[came_from]:
+            self._write(self._file(max(stored.values(), default=0) + 1, name), pack(state))
+        for old, number in stored.items():
+            if old != name and came_from in stored and number < stored[came_from]:
                 self._file(number, old).unlink(missing_ok=True)
         return name
 
     def _numbers(self) -> dict[str, int]:
-        """Digest -> number of every state here."""
+        """Digest -> number of every stored state."""
         files = self.folder.iterdir() if self.folder.is_dir() else ()
-        found = (_STATE.fullmatch(file.name) for file in files)
-        return {m[2]: int(m[1]) for m in found if m}
+        matches = (_STATE.fullmatch(file.name) for file in files)
+        return {match[2]: int(match[1]) for match in matches if match}
 
     def _file(self, number: int, name: str) -> Path:
         return self.folder / f"{number:08d}-{name}.state"
@@ -96,7 +96,7 @@ class SiteStore:
             os.fsync(out.fileno())
         os.replace(writing, file)
         sync_folder(self.folder)
-        for left in self.folder.glob("*.writing-*"):  # by processes that were killed
+        for leftover in self.folder.glob("*.writing-*"):  # of processes that were killed
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _DAY:
-                    left.unlink()
+                if time.time() - leftover.stat().st_mtime > _DAY:
+                    leftover.unlink()

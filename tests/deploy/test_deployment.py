@@ -1,0 +1,89 @@
+"""A deployment with real processes where all is well: runs, their bytes, and who may ask for what.
+
+Only the first two of the four sites run, so that later tests can let the others join.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import sys
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from trouble import LIMIT, A, B, FederationUnderTest, undisturbed, without_times
+
+from fedloom.deploy.federation import Run
+from fedloom.deploy.processes import ChildFailed
+from fedloom.deploy.project import Project
+
+pytestmark = [
+    pytest.mark.deployment,
+    pytest.mark.xdist_group("federation"),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="127.0.0.2 is this machine"),
+]
+METHOD = "fedpac + dbe + control_variates"
+"""It has a special round, a download for each client, personal tensors, state at both ends."""
+
+
+@pytest.fixture(scope="module")
+def runs(federation: FederationUnderTest) -> dict[str, Run]:
+    """Two at once: experiments do not get in each other's way."""
+    federation.up(A, B)
+    two = {"sites": f"{A},{B}", "rounds": 2}
+    waiting = {"experiment": "waiting", "clients": 3, "min_clients": 3, "patience": 3}
+    return {
+        "good": federation.submit({**two, "experiment": "good", "method": METHOD}),
+        "waiting": federation.submit({**two, **waiting}),
+    }
+
+
+def test_a_deployment_gives_the_bytes_of_one_process(
+    runs: dict[str, Run], federation: FederationUnderTest
+) -> None:
+    """States of the server and of every site, and all scores, after a special round and two."""
+    run = runs["good"]
+    run.wait(LIMIT)
+    assert run.out == federation.project.root / "server" / "runs" / "good"
+    expected = undisturbed(federation.project, run, steps=3)
+    assert federation.sha256(run) == expected.sha256
+    assert without_times(federation.records(run)) == expected.records
+
+
+def test_a_run_that_fails_is_told_with_the_server_s_reason(runs: dict[str, Run]) -> None:
+    """It waits for three sites where there are two."""
+    with pytest.raises(ChildFailed, match=r"(?s)finished:failed.*2 sites are connected, fewer"):
+        runs["waiting"].wait(LIMIT)
+
+
+def ask(project: Project, path: str, source: str) -> int:
+    """Status of a request to the link from one of this machine's loopback addresses."""
+    assert project.link.ca is not None
+    context = ssl.create_default_context(cafile=str(project.link.ca))
+    link = http.client.HTTPSConnection(
+        "127.0.0.1", project.link.port, timeout=30, source_address=(source, 0), context=context
+    )
+    try:
+        link.request("POST", path, body=b"")
+        return link.getresponse().status
+    finally:
+        link.close()
+
+
+def test_other_machines_may_only_do_what_sites_do(federation: FederationUnderTest) -> None:
+    """127.0.0.2 stands for another machine. Runs are submitted under /v1/control, and tasks taken
+    under /v1/runtime; Flower itself asks nobody there who they are."""
+    federation.up()
+    for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs"):
+        assert ask(federation.project, path, "127.0.0.2") == 403
+    assert ask(federation.project, "/v1/control/list-runs", "127.0.0.1") != 403
+    assert ask(federation.project, "/v1/fleet/activate-node", "127.0.0.2") != 403
+
+
+def test_all_processes_of_a_federation_are_known(federation: FederationUnderTest) -> None:
+    """Each of link and nodes starts a SuperExec, in a session of Flower's choice."""
+    federation.up(A, B)
+    assert len(federation.processes()) >= 6
+    assert len(federation.find("flower-superexec")) == 3
