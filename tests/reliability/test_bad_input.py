@@ -92,7 +92,7 @@ def refused(folder: Path, *args: str, code: int = 1) -> str:
         ("method=fedavg(weighting=sample)", "weighting = 'sample' is unknown"),
         ("method=fedavg(opt=3)", "does not take 'opt' in an expression"),
         ("partition=dirichlet(alpha=a)", "alpha = 'a' is not of type float"),
-        ("model=mlp(hidden=3)", "hidden=3 is not a list of widths"),
+        ("model=mlp(hidden=3)", "hidden = 3 is not a list of int"),
         ("epochs=two", "epochs = 'two' will not do"),
         ("lr=0", "lr = 0 will not do"),
         ("device=", "device = '' will not do"),

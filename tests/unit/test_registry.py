@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Optional
 
 import pytest
+from pydantic import Field
 
 from fedloom.errors import BadInput, UnknownName
 from fedloom.expression import Call, parse_one
@@ -169,3 +172,92 @@ def test_every_method_has_a_line_to_show_and_its_own_name():
         entry = register[name]
         assert (entry.__doc__ or "").strip(), name
         assert getattr(entry, "name", None) or entry.__name__.lower() == name
+
+
+# ------------------------------------------------------------------ the types of arguments
+
+
+@pytest.fixture
+def typed() -> Registry:
+    registry = Registry("thing")
+
+    @registry
+    def echo(
+        share: Optional[float] = None,  # noqa: UP045
+        word: Literal["pre", "post"] | None = "pre",
+        number: int | str = 0,
+        pair: tuple[int, float] = (0, 0.0),
+        widths: Sequence[int] = (),
+        names: list[str] = [],  # noqa: B006
+        file: Path | None = None,
+        bound: Annotated[float, Field(gt=0)] = 1.0,
+        where: NoSuchType = None,  # noqa: F821
+        anything=None,
+    ):
+        return {k: v for k, v in locals().items() if k != "registry"}
+
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("share=1", 1),
+        ("share=none", None),
+        ("word=post", "post"),
+        ("word=none", None),
+        ("number=a", "a"),
+        ("number=3", 3),
+        ("pair=[1, 2]", (1, 2)),
+        ("widths=[16, 8]", (16, 8)),
+        ("names=[a, b]", ["a", "b"]),
+        ("file='a/b.csv'", Path("a/b.csv")),
+        ("bound=0.5", 0.5),
+        ("where=here", "here"),
+        ("anything=[1, a]", (1, "a")),
+    ],
+)
+def test_what_was_written_is_passed_on(typed, argument, value):
+    """A number stays the number that was written, a list becomes what the argument takes; a type
+    that cannot be resolved is not checked."""
+    name = argument.partition("=")[0]
+    taken = build(typed, f"echo({argument})")[name]
+    assert taken == value
+    assert type(taken) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("share='x'", r"thing 'echo': share = 'x' is not of type float \| None$"),
+        ("share='1'", r"share = '1' is not of type float \| None"),
+        ("share=true", r"share = True is not of type float \| None"),
+        ("word=prae", r"word = 'prae' is unknown; use 'pre', 'post' or none$"),
+        ("number=1.0", r"number = 1.0 is not of type int \| str"),
+        ("number=true", r"number = True is not of type int \| str"),
+        ("pair=[1]", r"pair = \(1,\) is not of type tuple\[int, float\]"),
+        ("widths=16", r"widths = 16 is not a list of int; write \[16\]"),
+        ("widths=[a]", r"widths = \('a',\) is not a list of int$"),
+        ("names=a", r"names = 'a' is not a list of str; write \['a'\]"),
+        ("bound=0", r"bound = 0 will not do: it should be greater than 0"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(typed, argument, message):
+    with pytest.raises(BadInput, match=message):
+        build(typed, f"echo({argument})")
+
+
+def test_an_argument_by_place_is_checked_as_well(typed):
+    with pytest.raises(BadInput, match="word = 'a' is unknown"):
+        build(typed, "echo(1, a)")
+
+
+def test_a_definition_that_is_run_again_replaces_itself():
+    """As a cell of a notebook is; a definition inside a function is another one each time."""
+    registry = Registry("thing")
+    source = "class Mine:\n    name = 'mine'\n"
+    scopes = [{"__name__": "notebook"} for _ in range(2)]
+    for scope in scopes:
+        exec(source, scope)
+        registry(scope["Mine"])
+    assert registry["mine"] is scopes[1]["Mine"]
