@@ -41,7 +41,7 @@ class Registry:
 
     def add(self, name: str, entry: Callable[..., Any]) -> None:
         """Register under a name; the same definition, run again in a notebook, replaces itself."""
-        taken = self._squashed.setdefault(_squash(name), name)
+        taken = self._squashed.setdefault(squash(name), name)
         if taken != name or _origin(self._entries.get(name, entry)) != _origin(entry):
             raise BadInput(f"two {self.kind}s are called {taken!r}; rename one of them")
         self._entries[name] = entry
@@ -51,7 +51,7 @@ class Registry:
 
     def __contains__(self, name: str) -> bool:
         self._discover()
-        return _squash(name) in self._squashed
+        return squash(name) in self._squashed
 
     def __iter__(self) -> Iterator[str]:
         self._discover()
@@ -60,9 +60,9 @@ class Registry:
     def canonical(self, name: str) -> str:
         """The registered spelling of a name."""
         if name in self:
-            return self._squashed[_squash(name)]
-        if _squash(name) in self._broken:
-            raise BadInput(self._broken[_squash(name)])
+            return self._squashed[squash(name)]
+        if squash(name) in self._broken:
+            raise BadInput(self._broken[squash(name)])
         raise UnknownName(self.kind, name, self._entries)
 
     def build(self, call: Call, **context: Any) -> Any:
@@ -92,7 +92,7 @@ class Registry:
                 self.add(getattr(announced, "name", None) or point.name, announced)
         except Exception as e:  # whatever somebody's package raises when it is imported
             package = point.dist.name if point.dist is not None else point.module
-            self._broken[_squash(point.name)] = problem = (
+            self._broken[squash(point.name)] = problem = (
                 f"the package {package} announces the {self.kind} {point.name!r}, which cannot be"
                 f" loaded ({type(e).__name__}: {e}); repair or uninstall it"
             )
@@ -146,5 +146,6 @@ def _origin(entry: Callable[..., Any]) -> tuple[str, str] | int:
     return id(entry) if "<locals>" in name else (entry.__module__, name)
 
 
-def _squash(name: str) -> str:
+def squash(name: str) -> str:
+    """A name without what look-ups ignore."""
     return name.lower().replace("_", "").replace("-", "")

@@ -50,7 +50,7 @@ def report() -> dict[str, Any]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     try:
         out, err = process.communicate(timeout=SECONDS)
@@ -80,6 +80,11 @@ def test_different_runs_differ(report: dict[str, Any]) -> None:
 
 def test_arrays_in_memory(report: dict[str, Any]) -> None:
     on_ray, inline = report["here"]["arrays"]
+    assert on_ray == inline
+
+
+def test_what_a_file_brings(report: dict[str, Any]) -> None:
+    on_ray, inline = report["here"]["imported"]
     assert on_ray == inline
 
 

@@ -160,7 +160,7 @@ def test_usage_is_exit_code_two(command: list[str], said: str, here: Path) -> No
     [
         (["resume", "nowhere"], "there is no run in nowhere: it has no config.json"),
         (["resume", "strange"], "there is no run in strange: it has no config.json"),
-        (["show", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["show", "fedavgg"], "unknown name 'fedavgg'; did you mean 'fedavg'?"),
         (["list", "method"], "did you mean 'methods'?"),
         (["compare", "rounds=2"], "at least one method"),
         (["compare", "local", "fedavgg", *SMALL], "unknown method 'fedavgg'"),

@@ -23,9 +23,11 @@ from fedloom.extensions import Place, attribute, is_file, load_extension
 from fedloom.models.split import find_head, split
 from fedloom.registry import Registry, build
 
-__all__ = ["ModelSpec", "build_model", "models", "split"]
+__all__ = ["ModelSpec", "build_model", "models", "register_model", "split"]
 
 models = Registry("model", "fedloom.models", "fedloom.models")
+register_model = models
+"""The same, as the decorator is called in public."""
 
 ModelSpec = str | nn.Module | Callable[..., nn.Module]
 """An expression, a network, or what makes one: a class, or a function."""
