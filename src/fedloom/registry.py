@@ -27,8 +27,8 @@ class Registry:
     """
 
     def __init__(self, kind: str, package: str | None = None, group: str | None = None) -> None:
-        self.kind = kind
-        self._package, self._group = package, group
+        self.kind, self.group = kind, group
+        self._package, self._discovered = package, False
         self._entries: dict[str, Callable[..., Any]] = {}
         self._squashed: dict[str, str] = {}
         self._broken: dict[str, str] = {}
@@ -70,16 +70,16 @@ class Registry:
         return build(self.kind, self[call.name], call, **context)
 
     def _discover(self) -> None:
-        package, self._package = self._package, None
-        group, self._group = self._group, None
+        if self._discovered:
+            return
+        self._discovered = True
         try:
-            if package is not None:
-                _import_all(package)
+            if self._package is not None:
+                _import_all(self._package)
         except BaseException:
-            self._package = package  # or the next look-up would call half of the names unknown
-            self._group = group
+            self._discovered = False  # or the next look-up would call half of the names unknown
             raise
-        for point in entry_points(group=group) if group is not None else ():
+        for point in entry_points(group=self.group) if self.group is not None else ():
             self._load(point)
 
     def _load(self, point: EntryPoint) -> None:

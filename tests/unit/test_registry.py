@@ -10,11 +10,13 @@ from typing import Annotated, ClassVar, Literal, Optional
 import pytest
 from pydantic import Field
 
+from fedloom.data import partitions, register_data
 from fedloom.errors import BadInput, UnknownName
 from fedloom.expression import Call, parse_one
 from fedloom.methods import register
 from fedloom.methods.fedavg_ft import FedAvgFT
 from fedloom.methods.lg_fedavg import LGFedAvg
+from fedloom.models import models
 from fedloom.registry import Registry
 
 
@@ -261,3 +263,74 @@ def test_a_definition_that_is_run_again_replaces_itself():
         exec(source, scope)
         registry(scope["Mine"])
     assert registry["mine"] is scopes[1]["Mine"]
+
+
+# ------------------------------------------------------------------ installed packages
+
+
+def install(folder: Path, name: str, points: str, source: str) -> None:
+    """A package as an installer leaves it: a module, and what it announces."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fedloom.things]\n{points}\n")
+
+
+@pytest.fixture
+def announced(tmp_path, monkeypatch) -> Registry:
+    """A registry that three packages announce something for, one of them broken."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry("thing", group="fedloom.things")
+
+    @registry
+    def builtin():
+        return "ours"
+
+    functions = "def spin(angle: int = 3):\n    return angle\nclass Odd:\n    name = 'odd_one'\n"
+    install(tmp_path, "fedloom_good", "turn = fedloom_good:spin\nodd = fedloom_good:Odd", functions)
+    install(tmp_path, "fedloom_bad", "bad = fedloom_bad:bad", "import fedloom_no_such_module\n")
+    install(tmp_path, "fedloom_clash", "builtin = fedloom_clash:f", "def f(): ...\n")
+    return registry
+
+
+def test_packages_announce_things_by_entry_points(announced):
+    """Under the entry point's name, or the name that a class says it has."""
+    assert list(announced) == ["builtin", "odd_one", "turn"]
+    assert build(announced, "turn(angle=5)") == 5
+    assert build(announced, "builtin") == "ours"
+
+
+def test_a_broken_package_is_named_and_breaks_no_other(announced, caplog):
+    with caplog.at_level("WARNING", "fedloom"):
+        assert "turn" in announced
+    assert len(caplog.records) == 2, "once for each that is broken, whatever is looked up later"
+    with pytest.raises(BadInput, match=r"the package fedloom_bad announces the thing 'bad', which"):
+        build(announced, "bad")
+    assert "fedloom_clash announces the thing 'builtin'" in caplog.text
+    assert "two things are called 'builtin'" in caplog.text
+
+
+def test_a_module_that_is_announced_registers_by_its_decorators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = (
+        "from fedloom_home import found\n@found\ndef one():\n    return 1\n"
+        "@found\ndef two():\n    return 2\n"
+    )
+    (tmp_path / "fedloom_home.py").write_text(
+        "from fedloom.registry import Registry\nfound = Registry('thing', group='fedloom.things')\n"
+    )
+    install(tmp_path, "fedloom_module", "all = fedloom_module", source)
+    import fedloom_home
+
+    assert list(fedloom_home.found) == ["one", "two"]
+
+
+def test_fedlooms_own_registries_look_for_packages():
+    groups = {r.kind: r.group for r in (register, models, register_data, partitions)}
+    assert groups == {
+        "method": "fedloom.methods",
+        "model": "fedloom.models",
+        "data set": "fedloom.data",
+        "partition": "fedloom.partitions",
+    }
