@@ -32,7 +32,7 @@ def argument_types(entry: Callable[..., Any]) -> dict[str, Any]:
 def _resolved(annotations: dict[str, Any], module: str) -> dict[str, Any]:
     """Annotations of one module, each by itself, so that one bad name does not spoil the others."""
     names = vars(sys.modules[module]) if module in sys.modules else {}
-    types = {}
+    types: dict[str, Any] = {}
     for name, annotation in annotations.items():
         holder = SimpleNamespace(__annotations__={name: annotation})
         try:

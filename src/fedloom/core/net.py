@@ -190,12 +190,8 @@ class Net(nn.Module):
         return self._matches[pattern]
 
     def tree(self, pattern: str = "*") -> Tree:
-<<<<<<< HEAD
         """A copy of the initial values under these keys, whatever weights the net ran last."""
-=======
-        """A copy of the initial values; never whatever client the template was last bound to."""
         self._take_over()
->>>>>>> b972cbe (wip: weights of a net, extensions)
         wanted = self.match(pattern)
         return {k: v.clone() for k, v in self.initial.items() if k in wanted}
 
@@ -324,15 +320,8 @@ class Net(nn.Module):
                     self.initial[key] = _plain(value)
 
     def __getstate__(self) -> dict[str, object]:
-<<<<<<< HEAD
         """For copies and worker processes: the initial values, not the weights it ran last."""
-        tree = self.tree()
-        for name in self.reads:
-            self._bind(tree, name)
-=======
-        """For copies and worker processes: the template unbound from whatever it ran last."""
         self.unbind()
->>>>>>> b972cbe (wip: weights of a net, extensions)
         return self.__dict__.copy()
 
 
