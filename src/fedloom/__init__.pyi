@@ -5,6 +5,7 @@ from fedloom import data as data
 from fedloom import diagnose as diagnose
 from fedloom import loggers as loggers
 from fedloom import models as models
+from fedloom import testing as testing
 from fedloom.core.data import ClientData as ClientData
 from fedloom.core.data import Split as Split
 from fedloom.core.message import Plan as Plan
@@ -27,6 +28,8 @@ from fedloom.data import Partition as Partition
 from fedloom.data import Source as Source
 from fedloom.data import federate as federate
 from fedloom.data import load as load
+from fedloom.data import register_data as register_data
+from fedloom.data import register_partition as register_partition
 from fedloom.errors import BadInput as BadInput
 from fedloom.errors import CheckpointError as CheckpointError
 from fedloom.errors import FedloomError as FedloomError
@@ -93,6 +96,7 @@ from fedloom.methods.scaffold import ControlVariates as ControlVariates
 from fedloom.methods.spherefed import SphereFed as SphereFed
 from fedloom.methods.vhl import VHL as VHL
 from fedloom.models import build_model as build_model
+from fedloom.models import register_model as register_model
 from fedloom.models import split as split
 from fedloom.record import At as At
 from fedloom.record import Chosen as Chosen

@@ -7,7 +7,7 @@ import json
 import re
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,20 +18,23 @@ from rich.text import Text
 
 from fedloom.core.method import Method
 from fedloom.core.protocol import PROTOCOLS, Protocol
-from fedloom.data import augmentations, modifiers, partitions, shifts, splits
+from fedloom.core.term import Term
+from fedloom.data import augmentations, modifiers, partitions, register_data, shifts, splits
 from fedloom.data.hub import KNOWN, mirror
 from fedloom.data.load import names as data_names
 from fedloom.engines import ENGINES
-from fedloom.errors import UnknownName
+from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import register
 from fedloom.models import models
 from fedloom.observed_traffic import Traffic, traffic
-from fedloom.registry import Registry
+from fedloom.registry import Registry, squash
 
 Entry = dict[str, str]
 _WIDE = 150
 """Columns of a terminal that shows every fact of a method in a column of its own."""
 _NARROW = ("name", "is a")
+MEASURE = "fedavg"
+"""The method whose cost all others are compared with."""
 _SAME = 0.01
 """Bytes that differ from FedAvg's by less than this share are not worth a word."""
 
@@ -68,25 +71,65 @@ def _folded(entry: Entry) -> Entry:
 
 
 def page(name: str, width: int = 100) -> str:
-    """A method's or term's docstring and the defaults of its hyper-parameters."""
-    entry = register[name]
-    head = f"{register.canonical(name)}({', '.join(_arguments(entry))})"
+    """What a name means: of a method its docstring, hyper-parameters, traffic and cost; of anything
+    else what it is and takes. A name of several kinds (`dbe`) has a page of each."""
+    pages = [text for kind in _KINDS for text in _pages(kind, name, width)]
+    if pages:
+        return "\n\n".join(pages)
+    registries = [register, *(r for several in _REGISTRIES.values() for r in several)]
+    known = {*data_names(), *PROTOCOLS, *ENGINES, *(n for names in registries for n in names)}
+    if near := get_close_matches(name, known, n=1):
+        raise UnknownName("name", name, near)
+    raise BadInput(
+        f"nothing is called {name!r}; `fedloom list KIND` shows what there is, KIND being one of"
+        f" {', '.join(_KINDS)}"
+    )
+
+
+def _pages(kind: str, name: str, width: int) -> list[str]:
+    if kind == "methods":
+        return [_method_page(register.canonical(name), width)] if name in register else []
+    registries = [registry for registry in _REGISTRIES.get(kind, ()) if name in registry]
+    if registries:
+        return [_entry_page(registry, name, width) for registry in registries]
+    entries = [] if kind in _REGISTRIES else _KINDS[kind]()
+    return [_plain_page(kind, e, width) for e in entries if squash(e["name"]) == squash(name)]
+
+
+def _method_page(name: str, width: int) -> str:
+    text = _signature_and_text(name, register[name], width)
+    return f"{text}\n\n{_facts(name, width)}"
+
+
+def _entry_page(registry: Registry, name: str, width: int) -> str:
+    name = registry.canonical(name)
+    return f"{registry.kind} {_signature_and_text(name, registry[name], width)}"
+
+
+def _plain_page(kind: str, entry: Entry, width: int) -> str:
+    """Of something that is no function: all that `list` tells of it."""
+    facts = ", ".join(fact for column, fact in entry.items() if column != "name")
+    return f"{kind.removesuffix('s')} {entry['name']}\n\n{_wrapped(facts, width)}"
+
+
+def _signature_and_text(name: str, entry: Callable[..., Any], width: int) -> str:
+    """A call with its defaults, then the docstring."""
+    head = f"{name}({', '.join(_arguments(entry))})"
     paragraphs = (inspect.getdoc(entry) or "").split("\n\n")
-    text = "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
-    return f"{text}\n\n{_facts(register.canonical(name), width)}"
+    return "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
 
 
 def _facts(name: str, width: int) -> str:
-    """What was found out about a method by running it."""
+    """What travels and what it costs, found out by running the method."""
     seen = _seen(name)
-    told = {
+    facts = {
         "Family": family(name),
         "Travels up": seen.up,
         "Comes down": seen.down,
         "Stays": seen.stays,
         "Cost beside FedAvg": cost(name),
     }
-    lines = (f"{what}: {fact}" for what, fact in told.items())
+    lines = (f"{what}: {fact}" for what, fact in facts.items())
     return "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
 
 
@@ -98,11 +141,14 @@ def _wrapped(paragraph: str, width: int) -> str:
 
 
 def _arguments(entry: Callable[..., Any]) -> list[str]:
-    hidden = {"opt", "terms"}
-    if isinstance(entry, type):
-        return [f"{f.name}={f.default!r}" for f in fields(entry) if f.name not in hidden]
-    taken = inspect.signature(entry).parameters.values()
-    return [str(p) if p.default is p.empty else f"{p.name}={p.default!r}" for p in taken]
+    """What an expression may write, with the defaults; not what a run fills in itself."""
+    filled = {"opt", "terms", "shape", "classes", "vocabulary"}
+    parameters = inspect.signature(entry).parameters.values()
+    return [
+        p.name if p.default is p.empty else f"{p.name}={p.default!r}"
+        for p in parameters
+        if p.name not in filled and not (p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    ]
 
 
 def _methods() -> list[Entry]:
@@ -137,21 +183,24 @@ def family(name: str) -> str:
     >>> family("fedper"), family("moon")
     ('personal layers', 'drift correction')
     """
-    made = register[name]()
-    parts = made if isinstance(made, tuple) else getattr(made, "parts", (made,))
-    found: str = parts[-1].family
-    return found
+    built = register[name]()
+    parts = built if isinstance(built, tuple) else getattr(built, "parts", (built,))
+    last: Term = parts[-1]
+    return last.family
 
 
 def cost(name: str) -> str:
     """Time and bytes beside FedAvg's, as `benchmarks/costs.py` measured them."""
-    found = _costs().get(name)
-    if found is None:
+    if name == MEASURE:
+        return "x1 (the measure)"
+    measured = _costs().get(name)
+    if measured is None:
         return "not measured"
-    much = {"time": found["time"], "up": found["up"], "down": found["down"]}
-    said = [f"x{_number(v)} {k}" for k, v in much.items() if k == "time" or abs(v - 1) > _SAME]
-    once = f"{_number(found['once'])} rounds of FedAvg once"
-    return ", ".join([*said, once] if found["once"] > _SAME else said)
+    ratios = {key: measured[key] for key in ("time", "up", "down")}
+    words = [f"x{_number(v)} {k}" for k, v in ratios.items() if k == "time" or abs(v - 1) > _SAME]
+    if measured["once"] > _SAME:
+        words.append(f"{_number(measured['once'])} rounds of FedAvg once")
+    return ", ".join(words)
 
 
 @cache
@@ -159,8 +208,8 @@ def _costs() -> dict[str, dict[str, float]]:
     file = files("fedloom.methods") / "costs.json"
     if not file.is_file():
         return {}
-    found: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))["methods"]
-    return found
+    costs: dict[str, dict[str, float]] = json.loads(file.read_text(encoding="utf-8"))["methods"]
+    return costs
 
 
 def _number(value: float) -> str:
@@ -178,15 +227,17 @@ def _role(entry: Callable[..., Any]) -> str:
     return "method" if issubclass(entry, Method) else "term"
 
 
-def _registry(registry: Registry) -> Callable[[], list[Entry]]:
-    return lambda: [{"name": n, "what it does": _summary(registry[n])} for n in registry]
+def _registered(kind: str) -> Callable[[], list[Entry]]:
+    """The entries of a kind's registries; of a second one, which comes after a `+`, marked so."""
 
+    def entries() -> list[Entry]:
+        return [
+            {"name": name, "what it does": mark + _summary(registry[name])}
+            for registry, mark in zip(_REGISTRIES[kind], ("", "(+) "), strict=False)
+            for name in registry
+        ]
 
-def _partitions() -> list[Entry]:
-    return _registry(partitions)() + [
-        {**entry, "what it does": f"(+) {entry['what it does']}"}
-        for entry in _registry(modifiers)()
-    ]
+    return entries
 
 
 def _data() -> list[Entry]:
@@ -196,12 +247,16 @@ def _data() -> list[Entry]:
 
 
 def _kind(name: str) -> str:
+    if name in register_data:
+        return "your own"
     kind = KNOWN[name].kind if name in KNOWN else "image"
     return "signal" if kind == "har" else kind
 
 
 def _origin(name: str) -> str:
     """Where `load` would take it from, here and now."""
+    if name in register_data:
+        return _summary(register_data[name]) or register_data[name].__module__
     if name not in KNOWN:
         return "fedloom itself"
     folder = mirror(name)
@@ -243,18 +298,26 @@ def _engines() -> list[Entry]:
 def _summary(entry: Callable[..., Any]) -> str:
     """The docstring's first sentence, or its first paragraph where that is none."""
     text = " ".join((inspect.getdoc(entry) or "").split("\n\n")[0].split())
-    sentence = re.match(r"(.+?(?<!et al)\.)(?= [A-Z`]|$)", text)
+    end = r"(?<!et al)(?<!\b[A-Z])\."  # no end is the dot of "et al." or of an initial
+    sentence = re.match(rf"(.+?{end})(?= [A-Z`]|$)", text)
     return sentence[1] if sentence else text
 
 
+_REGISTRIES: dict[str, tuple[Registry, ...]] = {
+    "models": (models,),
+    "partitions": (partitions, modifiers),
+    "shifts": (shifts,),
+    "splits": (splits,),
+    "augmentations": (augmentations,),
+}
 _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "methods": _methods,
-    "models": _registry(models),
+    "models": _registered("models"),
     "data": _data,
-    "partitions": _partitions,
-    "shifts": _registry(shifts),
-    "splits": _registry(splits),
-    "augmentations": _registry(augmentations),
+    "partitions": _registered("partitions"),
+    "shifts": _registered("shifts"),
+    "splits": _registered("splits"),
+    "augmentations": _registered("augmentations"),
     "protocols": _protocols,
     "engines": _engines,
 }

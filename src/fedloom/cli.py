@@ -32,6 +32,7 @@ from fedloom.errors import (
     WorkerLost,
     suggestion,
 )
+from fedloom.extensions import load_extensions
 from fedloom.runs.config import RunConfig
 from fedloom.signals import stops_as_ctrl_c
 
@@ -76,12 +77,21 @@ LivePage = Annotated[bool, typer.Option("--live", help="Serve the report while t
 LivePort = Annotated[
     int, typer.Option(help="Of --live, on 127.0.0.1; 0 is any free one.", min=0, max=65535)
 ]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE.py|MODULE",
+        help="With methods, models or data of your own; may be repeated.",
+    ),
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="What the flags say, e.g. clients=8."),
 ]
 
 PANELS = {
+    "Your own code": "imports",
     "Data": "data label client domain inputs partition clients split shift augment normalize"
     " image_size partition_seed newcomers",
     "Method and training": "method model rounds participation epochs steps batch_size lr momentum"
@@ -91,8 +101,8 @@ PANELS = {
     " title",
 }
 DIVIDING = (
-    *("data", "label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
-    *("normalize", "image_size"),
+    *("imports", "data", "label", "client", "domain", "inputs", "partition", "clients", "split"),
+    *("shift", "normalize", "image_size"),
 )
 """The keys that decide a partition, beside its seed."""
 
@@ -125,6 +135,10 @@ def _flag(name: str) -> inspect.Parameter:
     default = "" if field.default is None else f" (default: {field.default})"
     panel = next((title for title, keys in PANELS.items() if name in keys.split()), None)
     help_text = f"{field.description or ''}{default}"
+    if name == "imports":
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports
+        )
     option = typer.Option(help=help_text, show_default=False, rich_help_panel=panel)
     return inspect.Parameter(
         name,
@@ -246,6 +260,7 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(help="Give the run more rounds, also one that has ended.", min=1)
     ] = None,
+    imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
     log: Log = None,
@@ -256,7 +271,11 @@ def resume(
 
     with _stoppable(str(run), log=log), _loggers(log) as loggers, _bar(quiet) as bar:
         result = go_on(
-            run, rounds=rounds, watchers=_watchers(loggers, bar, str(run)), progress=False
+            run,
+            rounds=rounds,
+            imports=imports or (),
+            watchers=_watchers(loggers, bar, str(run)),
+            progress=False,
         )
     for warning in result.warnings:
         _note(warning)
@@ -281,9 +300,11 @@ def report_command(
     latex: Annotated[
         Path | None, typer.Option(help="Write that table for a paper here, too.")
     ] = None,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """One self-contained HTML page: tables with tests, curves, clients, diagnostics."""
+    load_extensions(imports or ())
     from fedloom.report.page import report
 
     path = report(runs, to, targets=target or (), csv=csv, latex=latex)
@@ -308,7 +329,7 @@ def partition(
 ) -> None:
     """Divide a data set; print and save the table of clients and classes and a bubble plot."""
     _check_keys(overrides or (), DIVIDING)
-    chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed})
+    chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed}).imported()
     from fedloom.data.picture import bubble_svg
     from fedloom.files import write_atomic
     from fedloom.launch.terminal import partition_table
@@ -339,9 +360,11 @@ def list_command(
         ),
     ] = "methods",
     *,
+    imports: Imports = None,
     as_json: Json = False,
 ) -> None:
     """What there is: methods and terms, models, data, partitions, protocols and more."""
+    load_extensions(imports or ())
     from fedloom.catalogue import catalogue, catalogue_table
 
     found = catalogue(kind)
@@ -377,6 +400,7 @@ def diagnose(
     clients: Annotated[int, typer.Option(help="How many clients to look at.", min=1)] = 8,
     estimator: Annotated[str, typer.Option(help="Of the MDL: online or reprieve.")] = "online",
     probe: Annotated[str, typer.Option(help="Of the MDL: ridge or mlp (slow).")] = "ridge",
+    imports: Imports = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -392,7 +416,13 @@ def diagnose(
     options = Options(estimator, probe)
     with Steps(err, quiet) as steps:
         findings, warnings = diagnose_run(
-            run, only, rows=rows, clients=clients, options=options, progress=steps.begin
+            run,
+            only,
+            rows=rows,
+            clients=clients,
+            imports=imports or (),
+            options=options,
+            progress=steps.begin,
         )
     for warning in warnings:
         _note(warning)
@@ -401,11 +431,16 @@ def diagnose(
 
 
 @app.command()
-def show(method: Annotated[str, typer.Argument(help="A name from `fedloom list`.")]) -> None:
-    """A method's algorithm, hyper-parameters, deviations, what travels, and what it costs."""
+def show(
+    name: Annotated[str, typer.Argument(help="A name from `fedloom list [KIND]`.")],
+    *,
+    imports: Imports = None,
+) -> None:
+    """What a name means: of a method algorithm, hyper-parameters, deviations, traffic and cost."""
+    load_extensions(imports or ())
     from fedloom.catalogue import page
 
-    out.print(page(method, out.width), markup=False, highlight=False, soft_wrap=True)
+    out.print(page(name, out.width), markup=False, highlight=False, soft_wrap=True)
 
 
 def main() -> None:

@@ -1,48 +1,57 @@
-"""Names to things: one registry per kind, filled by a decorator."""
+"""Names to things: one registry per kind, filled by a decorator and by installed packages."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import pkgutil
 from collections.abc import Callable, Iterator
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from fedloom.arguments import expected, fits
+from fedloom.argument_types import argument_types, fitted
 from fedloom.errors import BadInput, UnknownName, suggestion
 from fedloom.expression import Call
 
 F = TypeVar("F", bound=Callable[..., Any])
+log = logging.getLogger("fedloom")
 
 
 class Registry:
     """What a name in an expression means.
 
     `package` is imported module by module at the first look-up, so that a new file in the folder
-    is registered by being there. Look-ups ignore case, hyphens and underscores.
+    is registered by being there. Then come the installed packages that announce something under
+    the entry point `group`. Look-ups ignore case, hyphens and underscores.
     """
 
-    def __init__(self, kind: str, package: str | None = None) -> None:
-        self.kind = kind
-        self._package = package
+    def __init__(self, kind: str, package: str | None = None, group: str | None = None) -> None:
+        self.kind, self.group = kind, group
+        self._package, self._discovered = package, False
         self._entries: dict[str, Callable[..., Any]] = {}
         self._squashed: dict[str, str] = {}
+        self._broken: dict[str, str] = {}
+        """What is wrong with an entry point, by the squashed name it announces."""
 
     def __call__(self, entry: F) -> F:
         """Decorator: register under `entry.name`, or the lower-case function or class name."""
-        name = getattr(entry, "name", None) or entry.__name__.lower()
-        taken = self._squashed.setdefault(_squash(name), name)
-        if taken != name or self._entries.get(name, entry) is not entry:
+        self.add(getattr(entry, "name", None) or entry.__name__.lower(), entry)
+        return entry
+
+    def add(self, name: str, entry: Callable[..., Any]) -> None:
+        """Register under a name; the same definition, run again in a notebook, replaces itself."""
+        taken = self._squashed.setdefault(squash(name), name)
+        if taken != name or _origin(self._entries.get(name, entry)) != _origin(entry):
             raise BadInput(f"two {self.kind}s are called {taken!r}; rename one of them")
         self._entries[name] = entry
-        return entry
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         return self._entries[self.canonical(name)]
 
     def __contains__(self, name: str) -> bool:
         self._discover()
-        return _squash(name) in self._squashed
+        return squash(name) in self._squashed
 
     def __iter__(self) -> Iterator[str]:
         self._discover()
@@ -50,50 +59,93 @@ class Registry:
 
     def canonical(self, name: str) -> str:
         """The registered spelling of a name."""
-        if name not in self:
-            raise UnknownName(self.kind, name, self._entries)
-        return self._squashed[_squash(name)]
+        if name in self:
+            return self._squashed[squash(name)]
+        if squash(name) in self._broken:
+            raise BadInput(self._broken[squash(name)])
+        raise UnknownName(self.kind, name, self._entries)
 
     def build(self, call: Call, **context: Any) -> Any:
         """Call the entry with the call's arguments; `context` fills the arguments it asks for."""
-        entry = self[call.name]
-        signature = inspect.signature(entry)
-        known = [p for p in signature.parameters if p not in context]
-        for key in call.kwargs:
-            if key not in known:
-                raise BadInput(
-                    f"{self.kind} {call.name!r} has no argument {key!r}" + suggestion(key, known)
-                )
-        self._check_types(call, [signature.parameters[name] for name in known])
-        given = {k: v for k, v in context.items() if k in signature.parameters}
-        try:
-            signature.bind(*call.args, **call.kwargs, **given)
-        except TypeError as e:
-            raise BadInput(
-                f"{self.kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}"
-            ) from None
-        return entry(*call.args, **call.kwargs, **given)
-
-    def _check_types(self, call: Call, taken: list[inspect.Parameter]) -> None:
-        written = dict(zip([p.name for p in taken], call.args, strict=False)) | call.kwargs
-        for argument in taken:
-            value = written.get(argument.name)
-            if argument.name in written and not fits(value, argument.annotation):
-                wanted = expected(argument.annotation)
-                raise BadInput(f"{self.kind} {call.name!r}: {argument.name} = {value!r} {wanted}")
+        return build(self.kind, self[call.name], call, **context)
 
     def _discover(self) -> None:
-        package, self._package = self._package, None
-        if package is None:
+        if self._discovered:
             return
+        self._discovered = True
         try:
-            found = importlib.import_module(package)
-            for module in pkgutil.iter_modules(found.__path__):
-                importlib.import_module(f"{package}.{module.name}")
+            if self._package is not None:
+                _import_all(self._package)
         except BaseException:
-            self._package = package  # or the next look-up would call half of the names unknown
+            self._discovered = False  # or the next look-up would call half of the names unknown
             raise
+        for point in entry_points(group=self.group) if self.group is not None else ():
+            self._load(point)
+
+    def _load(self, point: EntryPoint) -> None:
+        """Register what a package announces; one that is broken must not break the others."""
+        try:
+            announced = point.load()
+            if inspect.ismodule(announced):
+                return  # its decorators ran
+            if not any(announced is entry for entry in self._entries.values()):
+                self.add(getattr(announced, "name", None) or point.name, announced)
+        except Exception as e:  # whatever somebody's package raises when it is imported
+            package = point.dist.name if point.dist is not None else point.module
+            self._broken[squash(point.name)] = problem = (
+                f"the package {package} announces the {self.kind} {point.name!r}, which cannot be"
+                f" loaded ({type(e).__name__}: {e}); repair or uninstall it"
+            )
+            log.warning("%s", problem)
 
 
-def _squash(name: str) -> str:
+def build(kind: str, entry: Callable[..., Any], call: Call, **context: Any) -> Any:
+    """Call something with a call's arguments, checked by its annotations."""
+    signature = inspect.signature(entry)
+    known = [p for p in signature.parameters if p not in context]
+    for key in call.kwargs:
+        if key not in known:
+            raise BadInput(f"{kind} {call.name!r} has no argument {key!r}" + suggestion(key, known))
+    args, kwargs = _checked(kind, entry, call, known)
+    filled = {k: v for k, v in context.items() if k in signature.parameters}
+    try:
+        signature.bind(*args, **kwargs, **filled)
+    except TypeError as e:
+        raise BadInput(
+            f"{kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}"
+        ) from None
+    return entry(*args, **kwargs, **filled)
+
+
+def _checked(
+    kind: str, entry: Callable[..., Any], call: Call, known: list[str]
+) -> tuple[list[Any], dict[str, Any]]:
+    """A call's arguments by place and by name, as the entry's annotations want them."""
+    types = argument_types(entry) if call.args or call.kwargs else {}
+
+    def checked(name: str, value: Any) -> Any:
+        try:
+            return fitted(value, types[name]) if name in types else value
+        except BadInput as e:
+            raise BadInput(f"{kind} {call.name!r}: {name} = {value!r} {e}") from None
+
+    names = [*known, *[""] * len(call.args)]  # too many of them are refused later
+    args = [checked(name, value) for name, value in zip(names, call.args, strict=False)]
+    return args, {name: checked(name, value) for name, value in call.kwargs.items()}
+
+
+def _import_all(package: str) -> None:
+    folder = importlib.import_module(package)
+    for module in pkgutil.iter_modules(folder.__path__):
+        importlib.import_module(f"{package}.{module.name}")
+
+
+def _origin(entry: Callable[..., Any]) -> tuple[str, str] | int:
+    """Where something is defined: equal for a definition that is run a second time."""
+    name = getattr(entry, "__qualname__", "<locals>")
+    return id(entry) if "<locals>" in name else (entry.__module__, name)
+
+
+def squash(name: str) -> str:
+    """A name without what look-ups ignore."""
     return name.lower().replace("_", "").replace("-", "")

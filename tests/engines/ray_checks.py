@@ -128,6 +128,7 @@ def on_this_machine(scratch: Path) -> Report:
         report["same"] = {m: both(experiment(m, **s), engine) for m, s in EXPRESSIONS}
         alive = actors()
         report["arrays"] = both(arrays(), engine)
+        report["imported"] = both(imported(), engine)
         report["stored arrays"] = stored_arrays(engine)
         report["actors"] = [sorted(alive), sorted(actors())]
         report["user error"] = raised(lambda: start(experiment("fedavg", lr=1e30), engine))
@@ -154,6 +155,14 @@ def arrays() -> Experiment:
     ]
     config = RunConfig(method="fedper", rounds=2, model="mlp(hidden=[4])")
     return Experiment.build(config, data=FederatedData.from_clients(sites))
+
+
+def imported() -> Experiment:
+    """A method and a network from a file that the actors, who are there already, do not know."""
+    file = Path(__file__).parent.parent / "own_code/own_things.py"
+    own = {"method": "small_heads", "model": f"{file}:Net", "augment": "darken"}
+    few = {"partition": "iid + scarce(size=20)", "clients": 3, "rounds": 2}
+    return Experiment.build(RunConfig(imports=(str(file),), **own, **few))
 
 
 def stored_arrays(engine: Ray) -> Report:

@@ -84,6 +84,11 @@ def test_arrays_in_memory(report: dict[str, Any]) -> None:
     assert on_ray == inline
 
 
+def test_what_a_file_brings(report: dict[str, Any]) -> None:
+    on_ray, inline = report["here"]["imported"]
+    assert on_ray == inline
+
+
 def test_data_are_in_the_object_store_and_in_no_file(report: dict[str, Any]) -> None:
     """Not writable: arrays of the object store itself, not copies of them."""
     found = report["here"]["stored arrays"]

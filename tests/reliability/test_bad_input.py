@@ -92,7 +92,7 @@ def refused(folder: Path, *args: str, code: int = 1) -> str:
         ("method=fedavg(weighting=sample)", "weighting = 'sample' is unknown"),
         ("method=fedavg(opt=3)", "does not take 'opt' in an expression"),
         ("partition=dirichlet(alpha=a)", "alpha = 'a' is not of type float"),
-        ("model=mlp(hidden=3)", "hidden=3 is not a list of widths"),
+        ("model=mlp(hidden=3)", "hidden = 3 is not a list of int"),
         ("epochs=two", "epochs = 'two' will not do"),
         ("lr=0", "lr = 0 will not do"),
         ("device=", "device = '' will not do"),
@@ -160,7 +160,7 @@ def test_usage_is_exit_code_two(command: list[str], said: str, here: Path) -> No
     [
         (["resume", "nowhere"], "there is no run in nowhere: it has no config.json"),
         (["resume", "strange"], "there is no run in strange: it has no config.json"),
-        (["show", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'?"),
+        (["show", "fedavgg"], "unknown name 'fedavgg'; did you mean 'fedavg'?"),
         (["list", "method"], "did you mean 'methods'?"),
         (["compare", "rounds=2"], "at least one method"),
         (["compare", "local", "fedavgg", *SMALL], "unknown method 'fedavgg'"),

@@ -110,12 +110,14 @@ def test_a_cost_names_what_differs_from_fedavg(costs: dict[str, dict[str, float]
     costs["fedper"] = {"time": 0.98, "up": 0.995, "down": 0.95, "once": 0.0}
     costs["scaffold"] = {"time": 1.234, "up": 2.0, "down": 2.0, "once": 0.0}
     costs["fedavg_ft"] = {"time": 1.0, "up": 1.0, "down": 1.0, "once": 11.4}
+    costs["fedavg"] = {"time": 1.2, "up": 1.0, "down": 1.0, "once": 0.0}
     costs["local"] = {"time": 0.9, "up": 0.0, "down": 0.0, "once": 0.0}
     assert cost("fedper") == "x0.98 time, x0.95 down"
     assert cost("scaffold") == "x1.2 time, x2.0 up, x2.0 down"
     assert cost("fedavg_ft") == "x1.0 time, 11 rounds of FedAvg once"
     assert cost("local") == "x0.9 time, x0 up, x0 down"
     assert cost("ditto") == "not measured"
+    assert cost("fedavg") == "x1 (the measure)"
 
 
 def test_measured_costs_are_of_registered_names() -> None:
@@ -153,3 +155,40 @@ def test_a_page_ends_with_what_was_found_out() -> None:
         "Stays: head",
     ]
     assert tail[4].startswith("Cost beside FedAvg: ")
+
+
+def test_a_first_sentence_does_not_end_at_an_initial() -> None:
+    entries = {entry["name"]: entry["what it does"] for entry in catalogue.catalogue("methods")}
+    assert entries["pfedme"].endswith("(T. Dinh et al., NeurIPS 2020, Algorithm 1).")
+    assert all(text.endswith(".") for text in entries.values())
+    assert all(text.count("(") == text.count(")") for text in entries.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("cnn4", ["model cnn4(stages='body')"]),
+        ("ResNet-18", ["model resnet18("]),
+        ("quantity", ["partition modifier quantity(sizes=(300, 600, 1200))"]),
+        ("dirichlet", ["partition dirichlet(alpha"]),
+        ("merged", ["split merged(train="]),
+        ("rotate", ["shift rotate("]),
+        ("crop", ["augmentation crop(pad=4)"]),
+        ("digits", ["data digits"]),
+        ("cohort", ["protocol cohort"]),
+        ("pool", ["engine pool"]),
+        ("dbe", ["dbe(kappa=None, ", "split dbe()", "protocol dbe"]),
+    ],
+)
+def test_show_knows_every_kind(name: str, begins: list[str]) -> None:
+    """And says which it is; a name of several kinds has a page of each. What the run fills in
+    (shapes, labels, seeds) is not shown as an argument."""
+    text = "\n\n" + fedloom("show", name).out
+    assert all(f"\n\n{begin}" in text for begin in begins)
+    assert "shape" not in text.split("\n\n")[1]
+
+
+def test_a_name_of_no_kind_is_answered_in_a_line() -> None:
+    assert "unknown name 'cnn5'; did you mean 'cnn4'?" in fedloom("show", "cnn5").err
+    said = " ".join(fedloom("show", "xyzzy").err.split())
+    assert said.startswith("fedloom: nothing is called 'xyzzy'; `fedloom list KIND` shows what")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import OrderedDict
+from functools import reduce
 
 import pytest
 import torch
@@ -11,7 +13,9 @@ from torch import Tensor, nn
 
 from fedloom.core.net import METHOD, Net
 from fedloom.core.rng import rng_scope
+from fedloom.core.tree import Tree
 from fedloom.errors import BadInput, UnknownName
+from fedloom.models import split
 from fedloom.models.resnet import BasicBlock
 from helpers import mlp, same
 
@@ -369,3 +373,70 @@ def test_a_net_that_ran_is_copied_without_what_it_ran(way) -> None:
     made(w, X, train=True)
     assert w["body.1.num_batches_tracked"].item() == 1
     assert same(net.tree(), made.tree())
+
+
+# ------------------------------------------------------------------ weights that are loaded
+
+
+def _loaded(net: Net, w: Tree) -> None:
+    net.load_state_dict(w)
+
+
+def _assigned(net: Net, w: Tree) -> None:
+    net.load_state_dict(w, assign=True)
+
+
+def _by_stage(net: Net, w: Tree) -> None:
+    for stage in ("body", "head"):
+        part = {k.removeprefix(f"{stage}."): v for k, v in w.items() if k.startswith(stage)}
+        net.get_submodule(stage).load_state_dict(part)
+
+
+def _in_place(net: Net, w: Tree) -> None:
+    with torch.no_grad():
+        for k, v in w.items():
+            reduce(getattr, k.split("."), net).copy_(v)
+
+
+def _by_data(net: Net, w: Tree) -> None:
+    for k, v in w.items():
+        reduce(getattr, k.split("."), net).data = v
+
+
+@pytest.mark.parametrize("load", [_loaded, _assigned, _by_stage, _in_place, _by_data])
+@pytest.mark.parametrize("before", ["new", "measured", "copied", "sent", "split"])
+def test_weights_that_are_loaded_are_the_initial_ones(load, before: str) -> None:
+    """By whatever idiom, and whatever was done with the net before."""
+    net = mlp(norm=True)
+    if before == "measured":
+        net.shape_of("head")
+    if before == "copied":
+        net = copy.deepcopy(net)
+    if before == "sent":
+        net = pickle.loads(pickle.dumps(net))
+    if before == "split":
+        plain = nn.Sequential(OrderedDict(net.named_children()))
+        net = split(plain, "head", shape=net.shape)
+    w = {k: v + 1 for k, v in net.tree().items()}
+    load(net, {k: v.clone() for k, v in w.items()})
+    assert same(net.tree(), w)
+    assert same(copy.deepcopy(net).initial, w)
+    assert same(pickle.loads(pickle.dumps(net)).tree(), w)
+
+
+def test_a_call_with_other_weights_is_not_loading() -> None:
+    net = mlp(norm=True)
+    before = net.tree()
+    w = {k: nn.Parameter(v + 1) if k in net.params else v + 1 for k, v in before.items()}
+    net(w, torch.ones(3, 4), train=True)
+    assert same(net.tree(), before)
+    assert same(copy.deepcopy(net).tree(), before)
+
+
+def test_a_parameter_that_is_replaced_counts() -> None:
+    net = mlp()
+    net.head.bias = nn.Parameter(torch.ones(3))
+    assert torch.equal(net.tree()["head.bias"], torch.ones(3))
+    net(net.tree(), torch.ones(2, 4))
+    net.head.bias = nn.Parameter(torch.zeros(3))
+    assert torch.equal(copy.deepcopy(net).initial["head.bias"], torch.zeros(3))

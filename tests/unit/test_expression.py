@@ -327,6 +327,11 @@ def test_a_described_method_is_the_same_method(text, full):
     [
         ("proximal", "begins with the term 'proximal'"),
         ("fedavg + fedper", "'fedper' is not a term"),
+        (
+            "fedrep + scaffold",
+            "'fedavg .*' is a method, .*; after the '.' write 'control_variates'",
+        ),
+        ("fedrep + moon", "after the '.' write 'model_contrast'"),
         ("fedavg(weighting=median)", "weighting = 'median' is unknown"),
         ("fedprox(mu=much)", "mu = 'much' is not of type float"),
         ("fedavg + proximal('1')", "mu = '1' is not of type float"),

@@ -193,7 +193,7 @@ def test_five_hundred_clients_of_digits_end_in_a_sentence():
         ("dominant(uniform=20)", BadInput, "between 0 and 1"),
         ("scarce(5)", BadInput, "write it after one"),
         ("iid + quantity(sizes=[])", BadInput, "sizes must be a list of whole numbers"),
-        ("iid + quantity(sizes=5)", BadInput, "sizes must be a list of whole numbers"),
+        ("iid + quantity(sizes=5)", BadInput, r"sizes = 5 is not a list of int; write \[5\]"),
         ("group_pathological(sizes=[11])", BadInput, "1 to 10 classes"),
         ("iid + iid", BadInput, "names two partitions"),
         ("iid + scarse", UnknownName, "did you mean 'scarce'"),

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Optional
 
 import pytest
+from pydantic import Field
 
+from fedloom.data import partitions, register_data
 from fedloom.errors import BadInput, UnknownName
 from fedloom.expression import Call, parse_one
 from fedloom.methods import register
 from fedloom.methods.fedavg_ft import FedAvgFT
 from fedloom.methods.lg_fedavg import LGFedAvg
+from fedloom.models import models
 from fedloom.registry import Registry
 
 
@@ -169,3 +174,163 @@ def test_every_method_has_a_line_to_show_and_its_own_name():
         entry = register[name]
         assert (entry.__doc__ or "").strip(), name
         assert getattr(entry, "name", None) or entry.__name__.lower() == name
+
+
+# ------------------------------------------------------------------ the types of arguments
+
+
+@pytest.fixture
+def typed() -> Registry:
+    registry = Registry("thing")
+
+    @registry
+    def echo(
+        share: Optional[float] = None,  # noqa: UP045
+        word: Literal["pre", "post"] | None = "pre",
+        number: int | str = 0,
+        pair: tuple[int, float] = (0, 0.0),
+        widths: Sequence[int] = (),
+        names: list[str] = [],  # noqa: B006
+        file: Path | None = None,
+        bound: Annotated[float, Field(gt=0)] = 1.0,
+        where: NoSuchType = None,  # noqa: F821
+        anything=None,
+    ):
+        return {k: v for k, v in locals().items() if k != "registry"}
+
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("share=1", 1),
+        ("share=none", None),
+        ("word=post", "post"),
+        ("word=none", None),
+        ("number=a", "a"),
+        ("number=3", 3),
+        ("pair=[1, 2]", (1, 2)),
+        ("widths=[16, 8]", (16, 8)),
+        ("names=[a, b]", ["a", "b"]),
+        ("file='a/b.csv'", Path("a/b.csv")),
+        ("bound=0.5", 0.5),
+        ("where=here", "here"),
+        ("anything=[1, a]", (1, "a")),
+    ],
+)
+def test_what_was_written_is_passed_on(typed, argument, value):
+    """A number stays the number that was written, a list becomes what the argument takes; a type
+    that cannot be resolved is not checked."""
+    name = argument.partition("=")[0]
+    taken = build(typed, f"echo({argument})")[name]
+    assert taken == value
+    assert type(taken) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("share='x'", r"thing 'echo': share = 'x' is not of type float \| None$"),
+        ("share='1'", r"share = '1' is not of type float \| None"),
+        ("share=true", r"share = True is not of type float \| None"),
+        ("word=prae", r"word = 'prae' is unknown; use 'pre', 'post' or none$"),
+        ("number=1.0", r"number = 1.0 is not of type int \| str"),
+        ("number=true", r"number = True is not of type int \| str"),
+        ("pair=[1]", r"pair = \(1,\) is not of type tuple\[int, float\]"),
+        ("widths=16", r"widths = 16 is not a list of int; write \[16\]"),
+        ("widths=[a]", r"widths = \('a',\) is not a list of int$"),
+        ("names=a", r"names = 'a' is not a list of str; write \['a'\]"),
+        ("bound=0", r"bound = 0 will not do: it should be greater than 0"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(typed, argument, message):
+    with pytest.raises(BadInput, match=message):
+        build(typed, f"echo({argument})")
+
+
+def test_an_argument_by_place_is_checked_as_well(typed):
+    with pytest.raises(BadInput, match="word = 'a' is unknown"):
+        build(typed, "echo(1, a)")
+
+
+def test_a_definition_that_is_run_again_replaces_itself():
+    """As a cell of a notebook is; a definition inside a function is another one each time."""
+    registry = Registry("thing")
+    source = "class Mine:\n    name = 'mine'\n"
+    scopes = [{"__name__": "notebook"} for _ in range(2)]
+    for scope in scopes:
+        exec(source, scope)
+        registry(scope["Mine"])
+    assert registry["mine"] is scopes[1]["Mine"]
+
+
+# ------------------------------------------------------------------ installed packages
+
+
+def install(folder: Path, name: str, points: str, source: str) -> None:
+    """A package as an installer leaves it: a module, and what it announces."""
+    (folder / f"{name}.py").write_text(source)
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[fedloom.things]\n{points}\n")
+
+
+@pytest.fixture
+def announced(tmp_path, monkeypatch) -> Registry:
+    """A registry that three packages announce something for, one of them broken."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry("thing", group="fedloom.things")
+
+    @registry
+    def builtin():
+        return "ours"
+
+    functions = "def spin(angle: int = 3):\n    return angle\nclass Odd:\n    name = 'odd_one'\n"
+    install(tmp_path, "fedloom_good", "turn = fedloom_good:spin\nodd = fedloom_good:Odd", functions)
+    install(tmp_path, "fedloom_bad", "bad = fedloom_bad:bad", "import fedloom_no_such_module\n")
+    install(tmp_path, "fedloom_clash", "builtin = fedloom_clash:f", "def f(): ...\n")
+    return registry
+
+
+def test_packages_announce_things_by_entry_points(announced):
+    """Under the entry point's name, or the name that a class says it has."""
+    assert list(announced) == ["builtin", "odd_one", "turn"]
+    assert build(announced, "turn(angle=5)") == 5
+    assert build(announced, "builtin") == "ours"
+
+
+def test_a_broken_package_is_named_and_breaks_no_other(announced, caplog):
+    with caplog.at_level("WARNING", "fedloom"):
+        assert "turn" in announced
+    assert len(caplog.records) == 2, "once for each that is broken, whatever is looked up later"
+    with pytest.raises(BadInput, match=r"the package fedloom_bad announces the thing 'bad', which"):
+        build(announced, "bad")
+    assert "fedloom_clash announces the thing 'builtin'" in caplog.text
+    assert "two things are called 'builtin'" in caplog.text
+
+
+def test_a_module_that_is_announced_registers_by_its_decorators(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = (
+        "from fedloom_home import found\n@found\ndef one():\n    return 1\n"
+        "@found\ndef two():\n    return 2\n"
+    )
+    (tmp_path / "fedloom_home.py").write_text(
+        "from fedloom.registry import Registry\nfound = Registry('thing', group='fedloom.things')\n"
+    )
+    install(tmp_path, "fedloom_module", "all = fedloom_module", source)
+    import fedloom_home
+
+    assert list(fedloom_home.found) == ["one", "two"]
+
+
+def test_fedlooms_own_registries_look_for_packages():
+    groups = {r.kind: r.group for r in (register, models, register_data, partitions)}
+    assert groups == {
+        "method": "fedloom.methods",
+        "model": "fedloom.models",
+        "data set": "fedloom.data",
+        "partition": "fedloom.partitions",
+    }

@@ -48,6 +48,12 @@ class Method(Term, frame=True):
         """The same method with a term more, or with the terms of a recipe such as DBE."""
         terms = term if isinstance(term, tuple) else (term,)
         for t in terms:
+            if isinstance(t, Method) and t.terms:  # a recipe such as SCAFFOLD
+                names = " + ".join(part.name for part in t.terms)
+                raise BadInput(
+                    f"'{t.name} + {names}' is a method, and a sum is one method plus terms; after"
+                    f" the '+' write '{names}'"
+                )
             if isinstance(t, Method) or not isinstance(t, Term):
                 raise BadInput(
                     f"{getattr(t, 'name', t)!r} is not a term; a sum is one method plus terms"

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
@@ -49,7 +50,9 @@ class Net(nn.Module):
     params: frozenset[str]
     """The keys that can be trained."""
     initial: Tree
-    """Values at build time: where every client and the server begin."""
+    """The module's own values: where every client and the server begin. They share the memory of
+    its parameters and buffers, so that what is loaded into the module or changed in place counts;
+    a call with other weights leaves them as they are."""
     reads: dict[str, str | None]
     """Stage -> the stage it reads; None for a side stage."""
     owner: dict[str, str]
@@ -67,6 +70,8 @@ class Net(nn.Module):
         self.tools, self.initial = {}, {}
         self._adding = METHOD
         self._frozen: set[str] = set()
+        self._bound: dict[str, Tree] = {}
+        """The weights that a stage ran with last."""
         previous = INPUT
         for name, module in stages.items():
             self.add(name, module, reads=previous)
@@ -125,7 +130,7 @@ class Net(nn.Module):
         self._index()
         others = {k: v for k, v in self.initial.items() if k in self.keys and stage_of(k) != name}
         fresh = {
-            key: module_dict[leaf].detach().clone()  # type: ignore[union-attr]
+            key: _plain(module_dict[leaf])
             for module_dict, leaf, key in self._slots_of[name]
             if stage_of(key) == name
         }
@@ -186,6 +191,7 @@ class Net(nn.Module):
 
     def tree(self, pattern: str = "*") -> Tree:
         """A copy of the initial values under these keys, whatever weights the net ran last."""
+        self._take_over()
         wanted = self.match(pattern)
         return {k: v.clone() for k, v in self.initial.items() if k in wanted}
 
@@ -201,6 +207,7 @@ class Net(nn.Module):
             for module in self.modules():
                 if callable(reset := getattr(module, "reset_parameters", None)):
                     reset()
+        self.unbind()
         return {k: (self.initial[k] if k in self._frozen else v).clone() for k, v in tree.items()}
 
     def shape_of(self, stage: str) -> Size:
@@ -212,6 +219,7 @@ class Net(nn.Module):
             x = torch.zeros(2, *self.shape, dtype=dtype)
             with torch.no_grad(), rng_scope("shape"):
                 out = self(self.tree(), x, want=self._known(stage))
+            self.unbind()
             self._shapes |= {name: z.shape[1:] for name, z in out.items()}
         return self._shapes[stage]
 
@@ -286,13 +294,41 @@ class Net(nn.Module):
             value = w[key]
             if slots[leaf] is not value:
                 slots[leaf] = value
+        self._bound[name] = w
+
+    def unbind(self) -> None:
+        """Point the slots at the initial values again, whatever the net ran last."""
+        self._take_over()
+        for name in self.reads:
+            self._bind(self.initial, name)
+        self._bound = {}
+
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load weights as of any module; a run then begins with them."""
+        self.unbind()
+        return super().load_state_dict(state_dict, strict)  # copying assigns the same values
+
+    def _take_over(self) -> None:
+        """Begin with parameters that somebody assigned to the module (`net.head.weight = ...`)."""
+        for name in self.reads:
+            bound = self._bound.get(name, {})
+            for slots, leaf, key in self._slots_of[name]:
+                value = slots[leaf]
+                if isinstance(value, nn.Parameter) and value is not bound.get(key):
+                    self.initial[key] = _plain(value)
 
     def __getstate__(self) -> dict[str, object]:
         """For copies and worker processes: the initial values, not the weights it ran last."""
-        tree = self.tree()
-        for name in self.reads:
-            self._bind(tree, name)
+        self.unbind()
         return self.__dict__.copy()
+
+
+def _plain(value: Tensor | None) -> Tensor:
+    """A slot's tensor without its gradient, in the same memory."""
+    assert value is not None  # such slots have no key
+    return value.detach() if value.requires_grad else value
 
 
 def stage_of(key: str) -> str:

@@ -8,6 +8,8 @@ from fedloom.data.load import load as load
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import modifiers as modifiers
 from fedloom.data.partition import partitions as partitions
+from fedloom.data.partition import register_partition as register_partition
+from fedloom.data.registry import register_data as register_data
 from fedloom.data.remote import RemoteData as RemoteData
 from fedloom.data.shift import shifts as shifts
 from fedloom.data.source import Source as Source

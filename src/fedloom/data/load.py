@@ -11,12 +11,13 @@ import numpy as np
 
 from fedloom.data import cache, hub, local, tables
 from fedloom.data.options import Columns, Options
+from fedloom.data.registry import EMBEDDED, register_data, registered
 from fedloom.data.roles import source_of
 from fedloom.data.source import Normalize, Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
+from fedloom.registry import squash
 
-EMBEDDED = "digits"
 _LONGEST = 200  # characters of a path that a message repeats
 
 
@@ -65,6 +66,7 @@ def load(
     >>> len(source), source.shape, source.classes
     (1797, (1, 8, 8), 10)
     """
+    data = registered(data)
     options = Options(
         image_size=image_size,
         subset=subset,
@@ -85,7 +87,7 @@ def load(
 
 def names() -> list[str]:
     """The data sets known by name."""
-    return sorted([EMBEDDED, *hub.KNOWN])
+    return sorted([EMBEDDED, *hub.KNOWN, *register_data])
 
 
 def digits() -> Source:
@@ -122,8 +124,8 @@ def _tabular(table: tables.Table, options: Options) -> Source:
 
 
 def _named(data: str | Path, options: Options) -> Source:
-    known = {_squash(n): n for n in names()}
-    name = known.get(_squash(data)) if isinstance(data, str) else None
+    known = {squash(n): n for n in (EMBEDDED, *hub.KNOWN)}
+    name = known.get(squash(data)) if isinstance(data, str) else None
     if name == EMBEDDED:
         options.columns.refuse_for(f"data set {EMBEDDED!r}")
         return digits().only(options.classes)
@@ -179,7 +181,3 @@ def _nowhere(data: str | Path) -> Exception:
     if isinstance(data, Path) or len(path.parts) > 1 or path.suffix:
         return BadInput(f"there is no file or folder {path}; give an existing path or a known name")
     return UnknownData("data set", data, names())
-
-
-def _squash(name: str) -> str:
-    return name.lower().replace("_", "").replace("-", "")

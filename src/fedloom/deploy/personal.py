@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedloom.core.wire import pack, unpack
 from fedloom.data.federated import Inputs
 from fedloom.data.source import Source
 from fedloom.errors import BadInput
+from fedloom.extensions import load_extensions
 from fedloom.files import write_atomic, write_json
 from fedloom.methods import parse_method
 from fedloom.models import build_model
@@ -33,6 +35,7 @@ def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, sour
     tensors = f"personal-{digest(state)[:12]}.safetensors"
     card = {
         "tensors": tensors,
+        "imports": list(run.imports),
         "method": run.method,
         "model": run.model,
         "client": visit.cid,
@@ -64,14 +67,19 @@ class Personal:
     card: dict[str, Any]
 
     @classmethod
-    def load(cls, folder: str | Path) -> Personal:
-        """From the folder a site was left with."""
+    def load(cls, folder: str | Path, imports: Sequence[str] | None = None) -> Personal:
+        """From the folder a site was left with.
+
+        `imports` are the files or modules with the method and model, where they are no longer
+        found under the names that they had in the run.
+        """
         place = Path(folder)
         try:
             card = json.loads((place / _CARD).read_text(encoding="utf-8"))
             state = unpack((place / card["tensors"]).read_bytes())
         except OSError as e:
             raise BadInput(f"there is no personal model in {folder} ({e.strerror})") from None
+        load_extensions(card.get("imports", ()) if imports is None else imports)
         nets = [
             build_model(
                 expression.strip(),

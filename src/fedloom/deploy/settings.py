@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedloom.errors import BadInput, suggestion
-from fedloom.runs.config import RunConfig, checked
-
-
-def _words(value: Any) -> Any:
-    """A list written as text: Flower's configuration has no lists."""
-    if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-    return value
-
+from fedloom.runs.config import Names, RunConfig, checked
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """Of a site or an experiment: it becomes part of paths."""
-Names = Annotated[tuple[str, ...], BeforeValidator(_words)]
 
 AT_THE_SITES = ("data", "partition", "shift", "newcomers", "memory", "checkpoint_every")
 """Keys of a run that make no sense where each site brings its own data."""

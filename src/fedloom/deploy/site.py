@@ -20,6 +20,7 @@ from fedloom.deploy.site_config import SiteConfig
 from fedloom.engines import check_device
 from fedloom.engines.flower.node import Node
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.extensions import load_extensions
 from fedloom.runs.experiment import Experiment
 
 
@@ -27,6 +28,7 @@ class SiteData:
     """A site in a federation with these settings."""
 
     def __init__(self, config: SiteConfig, settings: Settings) -> None:
+        load_extensions(settings.run.imports)  # the data may be of a user's own kind
         self.config, self.settings = config, settings
 
     @cached_property

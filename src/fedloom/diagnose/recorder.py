@@ -81,13 +81,14 @@ def diagnose(
     *,
     rows: int = ROWS,
     clients: int = CLIENTS,
+    imports: Sequence[str] = (),
     options: Options | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[list[Finding], tuple[str, ...]]:
     """Study a run folder's newest checkpoint and keep the findings there; with a sentence for
     every damaged checkpoint that was passed over."""
     with RunFolder.open(run) as folder:
-        snapshots = Snapshots.of(run, rows=rows, clients=clients)
+        snapshots = Snapshots.of(run, rows=rows, clients=clients, imports=imports)
         findings = study(snapshots, only, options=options, progress=progress)
         save(folder.diagnostics, findings)
     return findings, snapshots.warnings

@@ -20,6 +20,7 @@ from fedloom.engines.bundle import Bundle
 from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import Worker, failure, reply_head
 from fedloom.errors import needs_extra
+from fedloom.extensions import load_extensions
 
 ELSEWHERE = torch.empty(0)
 """Stands in a message for a tensor that is in the object store."""
@@ -109,10 +110,11 @@ class Actor:
         # Arrays of the object store are meant to be read only; nobody writes through the tensors.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
 
-    def open(self, program_and_data: Sequence[Any], device: str) -> Parts:
-        """Get ready for a run."""
+    def open(self, program_and_data: Sequence[Any], device: str, imports: Sequence[str]) -> Parts:
+        """Get ready for a run; `imports` are the users' files and modules that it needs."""
 
         def ready() -> Parts:
+            load_extensions(imports)
             program, data = self._ray.get(list(program_and_data))
             self._worker = Worker(program, data, device)
             self._kept: dict[int, State] = {}

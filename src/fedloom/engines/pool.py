@@ -30,6 +30,7 @@ from fedloom.engines.bundle import Bundle, named, portions
 from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import read_head, serve
 from fedloom.errors import BadInput, WorkerLost
+from fedloom.extensions import loaded
 from fedloom.signals import ignoring_ctrl_c
 
 
@@ -43,11 +44,15 @@ class Pool(Engine):
         self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}
         self._busy: dict[Connection, list[int]] = {}
         """Worker -> the clients it computes; between two rounds empty, except after an error."""
+        self._imports: tuple[str, ...] = ()
+        """The users' files and modules that the processes imported."""
         self.elsewhere = Stopwatch()
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         if self._busy:
             self.close()  # answers of a run that broke down must not be taken for this run's
+        if self._imports != loaded():
+            self.close()  # these processes lack what was imported since they started
         if not self._processes:
             self._start()
         self._data = data
@@ -85,9 +90,10 @@ class Pool(Engine):
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
+        self._imports = loaded()
         for _ in range(self.workers):
             ours, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            process = context.Process(target=serve, args=(theirs, self._imports), daemon=True)
             with ignoring_ctrl_c():  # only the main process handles it
                 process.start()
             theirs.close()

@@ -34,6 +34,7 @@ from fedloom.engines.affinity import Queues, Whereabouts, deal
 from fedloom.engines.bundle import Bundle, named
 from fedloom.engines.worker import read_head
 from fedloom.errors import BadInput, WorkerLost
+from fedloom.extensions import loaded
 
 AHEAD = 2
 """Portions an actor has: one in work, and one more so that it never waits for the driver."""
@@ -191,7 +192,8 @@ class Ray(Engine):
             wanted = {"num_cpus": 1, "num_gpus": int(cuda), "scheduling_strategy": "SPREAD"}
             handle = self._ray.remote(**wanted)(Actor).remote(sys.path)
         device = "cuda" if cuda else str(self.device)  # Ray shows an actor only its own
-        return _Member(handle, under_way=deque([(handle.open.remote(self._run, device), None)]))
+        opening = handle.open.remote(self._run, device, loaded())
+        return _Member(handle, under_way=deque([(opening, None)]))
 
     def _gather(self) -> None:
         """Wait for the first actor, and a little for the others."""

@@ -23,14 +23,21 @@ from fedloom.engines.blocks import Blocks
 from fedloom.engines.bundle import opened
 from fedloom.engines.pipe_codec import receive, send
 from fedloom.errors import FedloomError
+from fedloom.extensions import load_extensions
 
 log = logging.getLogger("fedloom")
 
 
-def serve(link: Connection) -> None:
-    """Answer until the other end is gone."""
+def serve(link: Connection, imports: Sequence[str] = ()) -> None:
+    """Answer until the other end is gone; first import what the main process imported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     torch.set_num_threads(1)
+    try:
+        load_extensions(imports)  # before the program is read, which holds objects of theirs
+    except Exception as e:
+        link.recv_bytes()
+        send(link, failure(e))
+        return
     worker: Worker | None = None
     while True:
         try:

@@ -148,8 +148,8 @@ def compare(
     if "seed" in settings:
         raise BadInput("a comparison takes seeds=[0, 1, ...], not seed")
     everything = [Given(method, data, model) for method in methods]
+    base = everything[0].config(settings).imported()
     _check_methods(everything)
-    base = everything[0].config(settings)
     rows: list[Row] = []
     with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:
         for given in everything:

@@ -113,6 +113,7 @@ def resume(
     method: Method | None = None,
     data: Any = None,
     model: Model | None = None,
+    imports: Sequence[str] = (),
     watchers: Sequence[Watcher] = (),
     progress: bool | None = None,
 ) -> Result:
@@ -120,9 +121,10 @@ def resume(
 
     `rounds` gives a run more of them, also one that has ended: what comes after the last round
     (special rounds, adaptation) is done once, at the new end. All other settings stay. What the
-    run was given as Python objects must be given again.
+    run was given as Python objects must be given again. `imports` takes the place of files that
+    the run imported, where they were moved, or changed on purpose.
     """
-    experiment = rebuilt(path, "resume", method, data, model, rounds)
+    experiment = rebuilt(path, "resume", method, data, model, rounds, imports)
     with engine_of(experiment.config) as engine, python_bar(progress) as bar:
         return go_on(experiment, engine, [*watchers, *bar(str(path), 0)])
 
@@ -133,6 +135,7 @@ def go_on(experiment: Experiment, engine: Engine, watchers: Sequence[Watcher] = 
     with RunFolder.open(str(experiment.config.out)) as folder:
         check_same_data(experiment, folder)
         _extend(experiment, folder)
+        _record_imports(experiment, folder)
         runner = Runner(experiment, engine, folder, [*recorder, *watchers])
         runner.restore()
         return _finish(runner, recorder)
@@ -167,6 +170,13 @@ def _extend(experiment: Experiment, folder: RunFolder) -> None:
     checkpoints.drop_after(end)
     folder.summary.unlink(missing_ok=True)
     write_json(folder.config, before.changed(rounds=rounds).model_dump())
+
+
+def _record_imports(experiment: Experiment, folder: RunFolder) -> None:
+    """Where a run goes on with a file that was moved or changed, its folder says so."""
+    before, imports = read_config(folder.path), experiment.config.imports
+    if before.imports != imports:
+        write_json(folder.config, before.changed(imports=imports).model_dump())
 
 
 def _recorder(experiment: Experiment, engine: Engine) -> list[Recorder]:

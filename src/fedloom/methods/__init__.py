@@ -11,7 +11,7 @@ from fedloom.errors import BadInput
 from fedloom.expression import Call, parse
 from fedloom.registry import Registry
 
-register = Registry("method", "fedloom.methods")
+register = Registry("method", "fedloom.methods", "fedloom.methods")
 """Decorator and look-up of methods, recipes (functions that return one) and terms."""
 
 _NOT_WRITTEN = ("opt", "terms")

@@ -1,40 +1,53 @@
-"""Networks by name: `cnn4`, `resnet18(norm=group)`, or any module of one's own through `split`.
+"""Networks by name: `cnn4`, `resnet18(norm=group)`, `my_net.py:Net`, or any module of one's own.
 
-A network is a function `name(shape, classes, **options) -> Net`, registered by being in a file of
-this folder. Importing this package imports none of them; the first look-up of a name does.
+A network is a function or class that is called with `shape` and `classes` where it takes them, and
+gives a `Net` or any module, which is split before its last linear layer. One in a file of this
+folder is registered by being there; importing this package imports none of them, the first look-up
+of a name does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from inspect import Parameter, signature
+from typing import Any
 
 from torch import nn
 
 from fedloom.core.net import Net
 from fedloom.core.rng import rng_scope
 from fedloom.errors import BadInput
-from fedloom.expression import parse_one
+from fedloom.expression import Call, parse_one
+from fedloom.extensions import Place, attribute, is_file, load_extension
 from fedloom.models.split import find_head, split
-from fedloom.registry import Registry
+from fedloom.registry import Registry, build
 
-__all__ = ["build_model", "models", "split"]
+__all__ = ["ModelSpec", "build_model", "models", "register_model", "split"]
 
-models = Registry("model", "fedloom.models")
+models = Registry("model", "fedloom.models", "fedloom.models")
+register_model = models
+"""The same, as the decorator is called in public."""
+
+ModelSpec = str | nn.Module | Callable[..., nn.Module]
+"""An expression, a network, or what makes one: a class, or a function."""
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def build_model(
-    spec: str | Net | nn.Module,
+    spec: ModelSpec,
     shape: tuple[int, ...],
     classes: int,
     *,
     seed: int,
     vocabulary: int = 0,
 ) -> Net:
-    """The net for inputs of one shape, from an expression, a net or any module.
+    """The net for inputs of one shape.
 
-    The same seed gives the same initial weights and leaves torch's own stream as it was. A net is
-    copied, so that one object can start many runs; a module is split before its last linear layer
-    of `classes` outputs. `vocabulary` is the number of tokens where the data are text.
+    A class or function is called here, so its weights are drawn: the same seed gives the same
+    weights and leaves torch's own stream as it was. A network is copied, with the weights it has
+    now, so that one object can start many runs. A module that is no `Net` is split before its last
+    linear layer of `classes` outputs. `vocabulary` is the number of tokens where the data are text.
 
     >>> net = build_model("mlp(hidden=[16])", (1, 8, 8), 10, seed=0)
     >>> net.shape_of(net.feature), net.shape_of(net.logits)
@@ -42,9 +55,12 @@ def build_model(
     """
     if classes < 2:
         raise BadInput(f"a classifier needs at least two classes, not {classes}")
+    shape = tuple(shape)
+    context = {"vocabulary": vocabulary} if vocabulary else {}
     with rng_scope(seed, "model"):
-        net = _build(spec, tuple(shape), classes, vocabulary)
-    if net.shape != tuple(shape):
+        module = _module(spec, shape=shape, classes=classes, **context)
+        net = module if isinstance(module, Net) else _split(module, shape, classes)
+    if net.shape != shape:
         raise BadInput(f"the net was made for inputs of shape {net.shape}, the data have {shape}")
     width = net.shape_of(net.logits)[-1]
     if width != classes:
@@ -52,13 +68,39 @@ def build_model(
     return net
 
 
-def _build(
-    spec: str | Net | nn.Module, shape: tuple[int, ...], classes: int, vocabulary: int
-) -> Net:
-    if isinstance(spec, Net):
-        return deepcopy(spec)
+def _module(spec: ModelSpec, **context: Any) -> Any:
+    """What a specification gives: a module, or whatever else somebody's function returns."""
     if isinstance(spec, nn.Module):
-        return split(spec, head=find_head(spec, classes), shape=shape)
-    context = {"vocabulary": vocabulary} if vocabulary else {}
-    net: Net = models.build(parse_one(spec), shape=shape, classes=classes, **context)
-    return net
+        return deepcopy(spec) if isinstance(spec, Net) else spec  # `split` copies the others
+    if not isinstance(spec, str):
+        return _called(spec, **context)
+    place = Place.of(spec)
+    if place is None:
+        return models.build(parse_one(spec), **context)
+    call = parse_one(place.what)
+    module = load_extension(place.where)[0] if is_file(place.where) else place.where
+    return build("model", attribute(module, call.name), call, **context)
+
+
+def _called(maker: Any, **context: Any) -> Any:
+    """What a class or function gives that is called with those of the context that it takes."""
+    if not callable(maker):
+        return maker
+    name = getattr(maker, "__name__", type(maker).__name__)
+    for parameter in signature(maker).parameters.values():
+        required = parameter.default is parameter.empty and parameter.kind in _BY_NAME
+        if required and parameter.name not in context:
+            raise BadInput(
+                f"{name} needs {parameter.name!r}, but a model is called with shape and classes"
+                f" at most; give a function, for instance lambda: {name}({parameter.name}=...)"
+            )
+    return build("model", maker, Call(name), **context)
+
+
+def _split(module: Any, shape: tuple[int, ...], classes: int) -> Net:
+    if not isinstance(module, nn.Module):
+        raise BadInput(
+            f"a model must be a torch.nn.Module, or a class or function that gives one, not"
+            f" {type(module).__name__}"
+        )
+    return split(module, head=find_head(module, classes), shape=shape)

@@ -57,6 +57,7 @@ def split(module: nn.Module, head: str, *, shape: tuple[int, ...], **stages: str
     net = Net(shape, **parts)
     net.input_dtype = probe.dtype
     _verify(net, reference, probe, head, bool(stages))
+    net.unbind()
     return net
 
 

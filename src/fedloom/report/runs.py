@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
+from fedloom.extensions import load_extensions
 from fedloom.methods import describe, parse_method
 from fedloom.record import At, Chosen, Finding, Headline, RoundRecord, Score, Spread, Summary
 from fedloom.runs.config import RunConfig
@@ -75,6 +77,8 @@ class StoredRun:
         """The run in a folder, ended or not, also one that goes on; another format is refused."""
         paths = RunPaths(path)
         config = read_config(path)
+        with suppress(FedloomError):  # a page can do without, and shows the method as written
+            load_extensions(config.imports)
         partition = Partition.load(paths.partition)
         return cls(
             paths=paths,

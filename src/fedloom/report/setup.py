@@ -109,7 +109,9 @@ def _flags(config: RunConfig, leave_out: Iterable[str] = ("method", "title", "ou
         if key in leave_out or value is None or value == field.default:
             continue
         flag = key.replace("_", "-")
-        if isinstance(value, bool):
+        if key == "imports":
+            flags += [f"--import={spec}" for spec in value]
+        elif isinstance(value, bool):
             flags.append(f"--{'' if value else 'no-'}{flag}")
         else:
             flags.append(f"--{flag}={value}")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -19,11 +20,23 @@ from pydantic import (
 from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
+from fedloom.extensions import Place, is_file, load_extensions
 from fedloom.files import read_toml
 
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 """Text that says something."""
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def _listed(value: Any) -> Any:
+    """A list that was written as text, with commas."""
+    if isinstance(value, str):
+        return tuple(word.strip() for word in value.split(",") if word.strip())
+    return value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""A list, also as `a, b`: Flower's configuration and `key=value` have no lists."""
 
 
 class RunConfig(BaseModel):
@@ -34,6 +47,9 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
+    imports: Names = Field(
+        (), description="a file.py or module with methods, models or data of your own"
+    )
     method: Words = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
     data: Words = Field("digits", description="a known name, or a path to your own data")
     label: Words | None = Field(None, description="label column; by default label, target or y")
@@ -134,8 +150,9 @@ class RunConfig(BaseModel):
         """File, then `key=value` overrides, then flags; what comes later wins."""
         given = {} if file is None else read_toml(file)
         given |= dict(_override(text) for text in overrides)
+        imports = (*_listed(given.get("imports", ())), *((flags or {}).get("imports") or ()))
         given |= {k: v for k, v in (flags or {}).items() if v is not None}
-        return cls.checked(given)
+        return cls.checked({**given, "imports": imports})
 
     @classmethod
     def checked(cls, given: Mapping[str, Any]) -> Self:
@@ -147,6 +164,16 @@ class RunConfig(BaseModel):
                 raise BadInput(f"unknown key {key!r}{suggestion(key, cls.model_fields)}")
         return checked(cls, given)
 
+    def imported(self) -> Self:
+        """The same after importing what it names, with the digests of files.
+
+        Of a model `net.py:Net` the file becomes one of the imports, and the model `net:Net`.
+        """
+        models = [word.strip() for word in self.model.split("|")]
+        files = [place.where for place in map(Place.of, models) if place and is_file(place.where)]
+        imports = load_extensions([*self.imports, *files])
+        return self.changed(imports=imports, model=" | ".join(map(_by_stem, models)))
+
     def changed(self, **values: Any) -> Self:
         """The same with other values, validated."""
         return self.checked({**self.model_dump(), **values})
@@ -156,6 +183,7 @@ class RunSettings(TypedDict, total=False):
     """The keys of `RunConfig` that `run` and `compare` take by name, for type checkers; a test
     keeps the two alike."""
 
+    imports: Sequence[str]
     label: str | None
     client: str | None
     domain: str | None
@@ -195,6 +223,14 @@ class RunSettings(TypedDict, total=False):
     checkpoint_every: int
     out: str | None
     title: str | None
+
+
+def _by_stem(model: str) -> str:
+    """`folder/net.py:Net` as `net:Net`, under which an imported file is found."""
+    place = Place.of(model)
+    if place is None or not is_file(place.where):
+        return model
+    return f"{Path(place.where).stem}:{place.what}"
 
 
 def checked(model: type[Model], given: Mapping[str, Any]) -> Model:

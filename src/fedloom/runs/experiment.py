@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +17,15 @@ from fedloom.core.net import Net
 from fedloom.core.program import Program
 from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.data import FederatedData, Partition, RemoteData, federate, load
+from fedloom.data.registry import registered
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import describe, parse_method
-from fedloom.models import build_model
+from fedloom.models import ModelSpec, build_model
 from fedloom.runs.config import OPT_KEYS, RunConfig
 
-Model = Net | nn.Module | Sequence[str | Net | nn.Module]
+log = logging.getLogger("fedloom")
+
+Model = ModelSpec | Sequence[ModelSpec]
 """One network for all, or several dealt to the clients in turn."""
 OBJECT = "<python object>"
 """Stands in a configuration for what was handed over as an object and has no expression."""
@@ -45,6 +50,7 @@ class Experiment:
         model: Model | None = None,
     ) -> Experiment:
         """Objects, where given, stand in for the configuration's expressions."""
+        config = config.imported()
         made = _method(config, method)
         divided = data if isinstance(data, RemoteData) else federated(config, data)
         clients = len(divided) - config.newcomers
@@ -83,10 +89,14 @@ def _method(config: RunConfig, method: Method | None) -> Method:
 
 def federated(config: RunConfig, data: Any = None) -> FederatedData:
     """The configured data, or what `load` makes of an object in its place, divided over clients."""
+    if data is None:
+        data = registered(config.data)
+        if isinstance(data, FederatedData):
+            check_not_divided_again(data, config.model_dump())
     if isinstance(data, FederatedData):
         return data
     source = load(
-        config.data if data is None else data,
+        data,
         normalize=config.normalization,
         image_size=config.image_size,
         label=config.label,
@@ -108,6 +118,25 @@ def federated(config: RunConfig, data: Any = None) -> FederatedData:
     )
 
 
+_DIVIDING = (
+    *("label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
+    *("augment", "normalize", "image_size", "partition_seed"),
+)
+"""Keys that say how data is read and divided."""
+
+
+def check_not_divided_again(data: FederatedData, settings: Mapping[str, Any]) -> None:
+    """Refuse settings that data which is divided already would not follow."""
+    for key in _DIVIDING:
+        default = RunConfig.model_fields[key].default
+        value = settings.get(key, default)
+        if value not in (default, len(data) if key == "clients" else default):
+            raise BadInput(
+                f"{key} = {value!r} would change nothing, as this data is divided already; "
+                f"leave {key} out, or give the undivided data, its `source`"
+            )
+
+
 def _nets(
     config: RunConfig, model: Model | None, data: FederatedData | RemoteData
 ) -> tuple[str, list[Net]]:
@@ -116,12 +145,29 @@ def _nets(
     specs: list[Any] = [auto if w.strip() == "auto" else w.strip() for w in config.model.split("|")]
     name = " | ".join(specs)
     if model is not None:
-        specs = [model] if isinstance(model, nn.Module) else list(model)
+        specs = list(model) if isinstance(model, Sequence) else [model]
+        _warn_of_fixed_weights(specs)
     nets = [
         build_model(s, data.shape, data.classes, seed=config.seed, vocabulary=data.vocabulary)
         for s in specs
     ]
     return name, nets
+
+
+def _warn_of_fixed_weights(specs: Sequence[ModelSpec]) -> None:
+    """Somebody who averages over seeds should know that these do not decide the first weights."""
+    for spec in specs:
+        if isinstance(spec, nn.Module):
+            _log_once(
+                f"the model is one {type(spec).__name__} with weights of its own, so every seed"
+                " begins with the same ones; give its class, or a function that makes one, to have"
+                " them drawn anew for each seed"
+            )
+
+
+@cache
+def _log_once(sentence: str) -> None:
+    log.warning("%s", sentence)
 
 
 def default_model(kind: str, shape: tuple[int, ...]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 from fedloom.core.method import Method
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
+from fedloom.extensions import replaced
 from fedloom.methods import describe
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import OBJECT, Experiment, Model
+from fedloom.runs.experiment import OBJECT, Experiment, Model, check_not_divided_again
 from fedloom.runs.stored import read_config
 
 
@@ -32,7 +33,7 @@ class Given:
     def config(self, settings: Mapping[str, Any]) -> RunConfig:
         """The configuration, with a placeholder for what has no expression."""
         if isinstance(self.data, FederatedData):
-            _check_not_divided_again(self.data, settings)
+            check_not_divided_again(self.data, settings)
         data = self.data if isinstance(self.data, str) else OBJECT
         model = self.model if isinstance(self.model, str) else OBJECT
         return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
@@ -47,25 +48,6 @@ class Given:
         )
 
 
-_DIVIDING = (
-    *("label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
-    *("augment", "normalize", "image_size", "partition_seed"),
-)
-"""Keys that say how data is read and divided."""
-
-
-def _check_not_divided_again(data: FederatedData, settings: Mapping[str, Any]) -> None:
-    """Refuse settings that data which is divided already would not follow."""
-    for key in _DIVIDING:
-        default = RunConfig.model_fields[key].default
-        value = settings.get(key, default)
-        if value not in (default, len(data) if key == "clients" else default):
-            raise BadInput(
-                f"{key} = {value!r} would change nothing, as this data is divided already; "
-                f"leave {key} out, or give the undivided data, its `source`"
-            )
-
-
 def rebuilt(
     path: str | Path,
     call: str,
@@ -73,10 +55,12 @@ def rebuilt(
     data: Any = None,
     model: Model | None = None,
     rounds: int | None = None,
+    imports: Sequence[str] = (),
 ) -> Experiment:
     """The experiment of a run folder; what it was given as Python objects must be given again.
 
-    `call` is what the caller is called in Python, for the sentence that asks for an object.
+    `call` is what the caller is called in Python, for the sentence that asks for an object;
+    `imports` are files to import in place of those that the run recorded.
     """
     config = read_config(path)
     for key, again in (("data", data), ("model", model)):
@@ -90,6 +74,7 @@ def rebuilt(
         config.data if data is None else data,
         config.model if model is None else model,
     )
-    more = {} if rounds is None else {"rounds": rounds}
+    more: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
+    more["imports"] = replaced(config.imports, imports)
     # A folder that was moved is resumed where it is now.
     return given.build(config.changed(out=str(path), **more))

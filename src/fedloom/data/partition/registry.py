@@ -18,7 +18,9 @@ from fedloom.errors import BadInput, PartitionError
 from fedloom.expression import Call, parse
 from fedloom.registry import Registry
 
-partitions = Registry("partition", "fedloom.data.partition")
+partitions = Registry("partition", "fedloom.data.partition", "fedloom.partitions")
+register_partition = partitions
+"""The same, as the decorator is called in public."""
 modifiers = Registry("partition modifier", "fedloom.data.partition")
 
 CLIENTS = 20
