@@ -3,7 +3,8 @@
     python docs/build_api.py            write the pages
     python docs/build_api.py --check    write nothing; fail where a page is out of date
 
-The sources are parsed and not imported, so that types and defaults stand as they are written.
+The sources are parsed and not imported, so that types and defaults stand as they are written; only
+the descriptions of `RunConfig`, some of which are computed, are asked of the class.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from functools import cache
 from inspect import cleandoc
 from itertools import pairwise
 from pathlib import Path
+
+from fedloom.runs.config import RunConfig
 
 DOCS = Path(__file__).parent
 SOURCE = DOCS.parent / "src"
@@ -142,12 +145,11 @@ def members(node: Definition) -> tuple[list[Attribute], list[ast.FunctionDef]]:
 
 
 def type_and_meaning(node: ast.AnnAssign, doc: str) -> tuple[str, str]:
-    """Of an attribute; pydantic's fields have both in a call of `Field`."""
+    """Of an attribute; a key of `RunConfig` is a call of pydantic's `Field`."""
     kind = re.sub(r"^ClassVar\[(.*)\]$", r"\1", source_of(node.annotation))
     default = node.value
     if isinstance(default, ast.Call) and source_of(default.func) == "Field":
-        keywords = {keyword.arg: keyword.value for keyword in default.keywords}
-        doc = str(ast.literal_eval(keywords["description"]))
+        doc = str(RunConfig.model_fields[name_of(node)].description)
         default = default.args[0]
     elif isinstance(default, ast.Call) and source_of(default.func) == "field":
         default = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -61,48 +62,35 @@ def test_a_users_program_runs() -> None:
     assert lines[-1] == "unknown method 'fedavgg'; did you mean 'fedavg'?"
 
 
-@pytest.fixture(scope="module")
-def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """File -> mypy's errors: of the program, of a copy with each mistake, and of the example. All
-    at once, with the options and the cache of `make types`: reading torch takes a minute."""
-    folder = tmp_path_factory.mktemp("programs")
-    source = PROGRAM.read_text(encoding="utf-8")
-    files = {"right.py": source}
-    for i, (right, wrong) in enumerate(MISSPELT.items()):
-        assert right in source, f"the program no longer says {right!r}"
-        files[f"wrong_{i}.py"] = source.replace(right, wrong, 1)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    files["own_method.py"] = "the example"
+def mypy_errors(*programs: Path) -> dict[str, list[int]]:
+    """File name -> lines with an error, with the options and the cache of `make types`."""
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict"]
     done = subprocess.run(
-        [*command, *folder.iterdir(), "examples/own_method.py"],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=600,
+        [*command, *programs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
     )
     assert not done.stderr, done.stderr
-    errors_in: dict[str, list[str]] = {name: [] for name in files}
-    for line in done.stdout.splitlines():
-        name = Path(line.partition(":")[0]).name
-        if name in files and ": error: " in line:
-            errors_in[name].append(line)
-    return errors_in
+    lines: dict[str, list[int]] = {program.name: [] for program in programs}
+    for file, line in re.findall(r"^(.+?):(\d+): error: ", done.stdout, re.MULTILINE):
+        if Path(file).name in lines:
+            lines[Path(file).name].append(int(line))
+    return lines
 
 
-def test_mypy_accepts_a_users_program_and_the_example(complaints: dict[str, list[str]]) -> None:
-    assert complaints["right.py"] == complaints["own_method.py"] == []
-
-
-@pytest.mark.parametrize("number", range(len(MISSPELT)), ids=list(MISSPELT.values()))
-def test_mypy_finds_a_mistake_on_its_line(number: int, complaints: dict[str, list[str]]) -> None:
-    right = list(MISSPELT)[number]
+def test_mypy_accepts_a_users_program_and_finds_every_mistake_on_its_line(tmp_path: Path) -> None:
+    """All copies at once: what takes long is to read torch."""
     source = PROGRAM.read_text(encoding="utf-8")
-    line = source[: source.index(right)].count("\n") + 1
-    places = [int(error.split(":")[1]) for error in complaints[f"wrong_{number}.py"]]
-    assert line in places, complaints[f"wrong_{number}.py"]
+    mistakes = {}
+    for i, (right, wrong) in enumerate(MISSPELT.items()):
+        assert right in source, f"the program no longer says {right!r}"
+        mistakes[tmp_path / f"wrong_{i}.py"] = (
+            wrong,
+            source[: source.index(right)].count("\n") + 1,
+        )
+        (tmp_path / f"wrong_{i}.py").write_text(source.replace(right, wrong, 1), encoding="utf-8")
+    errors_in = mypy_errors(PROGRAM, ROOT / "examples" / "own_method.py", *mistakes)
+    assert errors_in["user_program.py"] == errors_in["own_method.py"] == []
+    missed = [wrong for file, (wrong, line) in mistakes.items() if line not in errors_in[file.name]]
+    assert missed == []
 
 
 # ------------------------------------------------------------------ the stubs
