@@ -1,4 +1,4 @@
-"""Tiny federations, and the three calls of an engine written out.
+"""Tiny federations, and what tests share with `fedloom.testing`.
 
 Pytest puts this folder on the path, so tests write `from helpers import ...`.
 """
@@ -11,32 +11,48 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from fedloom.core.client import client
 from fedloom.core.data import ClientData
-from fedloom.core.digest import state_sha256
-from fedloom.core.message import Down, Plan, Up
 from fedloom.core.net import Net
 from fedloom.core.program import Program
 from fedloom.core.rng import generator, rng_scope
-from fedloom.core.round import Round, initial_server, merge, send
-from fedloom.core.site import Visit
-from fedloom.core.tree import State, Tree
-from fedloom.data import FederatedData, Partition, load
-from fedloom.data.partition.assignment import ClientRows
-from fedloom.record import RoundRecord, Summary
-from fedloom.runs.result import Result
+from fedloom.data import FederatedData
+from fedloom.record import RoundRecord
 from fedloom.runs.watcher import RunView, Watcher
+from fedloom.testing.checks import outcome
+from fedloom.testing.federations import digits
+from fedloom.testing.rounds import Answer, Played, digest, finite, play, same
+
+__all__ = [
+    "Answer",
+    "Done",
+    "Played",
+    "StopAt",
+    "Table",
+    "Tables",
+    "digest",
+    "digits",
+    "fedloom",
+    "finish",
+    "finite",
+    "mlp",
+    "outcome",
+    "play",
+    "run",
+    "same",
+    "start_fedloom",
+    "table",
+    "tables",
+    "wait_until",
+]
 
 # ------------------------------------------------------------------ data
 
@@ -90,23 +106,6 @@ def tables(*sizes: int, width: int = 4, classes: int = 3) -> Tables:
     )
 
 
-@cache
-def digits(*holdings: tuple[tuple[int, ...], int], held_out: int = 6) -> FederatedData:
-    """Digits by hand: for each client its classes, dealt in turn, and its number of training rows;
-    beside them `held_out` rows each for validation and test."""
-    source = load("digits")
-    y = np.asarray(source.y)
-    unused = {k: list(np.flatnonzero(y == k)) for k in range(source.classes)}
-
-    def deal(classes: tuple[int, ...], n: int) -> np.ndarray:
-        return np.array([unused[classes[i % len(classes)]].pop() for i in range(n)], dtype=np.int64)
-
-    rows = tuple(
-        ClientRows(*(deal(classes, k) for k in (n, held_out, held_out))) for classes, n in holdings
-    )
-    return FederatedData(source, Partition(rows, source=source.fingerprint))
-
-
 # ------------------------------------------------------------------ nets
 
 
@@ -125,66 +124,6 @@ def mlp(
 # ------------------------------------------------------------------ a run
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One client's visit in one round."""
-
-    plan: Plan
-    cid: int
-    down: Down
-    up: Up
-    kept: State
-
-
-@dataclass(frozen=True)
-class Played:
-    """What a run left, and every message of it."""
-
-    server: State
-    clients: dict[int, State]
-    answers: list[Answer] = field(default_factory=list)
-
-    @property
-    def digest(self) -> str:
-        return state_sha256(self.server, self.clients)
-
-
-def as_is(state: State) -> State:
-    """Messages in one process: the very tensors."""
-    return state
-
-
-def play(
-    program: Program,
-    data: Tables | FederatedData,
-    plans: Iterable[Plan],
-    start: Played | None = None,
-    *,
-    participation: float = 1.0,
-    carry: Callable[[State], State] = as_is,
-    order: Callable[[list[int]], Iterable[int]] = list,
-    before_visit: Callable[[Visit], None] = lambda visit: None,
-) -> Played:
-    """Rounds by `send`, `client` and `merge` and nothing else; `carry` transports every state."""
-    server = initial_server(program) if start is None else start.server
-    clients = {} if start is None else dict(start.clients)
-    answers: list[Answer] = []
-    for plan in plans:
-        cohort = program.cohort(plan, participation)
-        r = Round(program, plan, server, cohort)
-        for cid in order(cohort):
-            down = Down(plan, carry(send(r, cid).state))
-            own = None if cid not in clients else carry(clients[cid])
-            visit = Visit(program, cid, data.client(cid), down, own)
-            before_visit(visit)
-            up, kept = client(visit)
-            clients[cid] = kept
-            r.add(cid, replace(up, state=carry(up.state)))
-            answers.append(Answer(plan, cid, down, up, kept))
-        server = merge(r)
-    return Played(server, clients, answers)
-
-
 def run(program: Program, data: Tables | FederatedData, rounds: int, **how: object) -> Played:
     """`play` over the program's whole schedule."""
     return play(program, data, program.schedule(rounds), **how)  # type: ignore[arg-type]
@@ -200,32 +139,6 @@ class StopAt(Watcher):
         self.left -= 1
         if self.left == 0:
             raise KeyboardInterrupt
-
-
-# ------------------------------------------------------------------ comparing
-
-
-def digest(state: State | None) -> str:
-    """The bytes of one state."""
-    return state_sha256(state or {}, {})
-
-
-def same(a: Tree, b: Tree) -> bool:
-    """Equal keys, types and bits."""
-    return a.keys() == b.keys() and all(
-        a[k].dtype == b[k].dtype and torch.equal(a[k], b[k]) for k in a
-    )
-
-
-def finite(state: State) -> bool:
-    """No infinity and no NaN anywhere."""
-    return all(bool(torch.isfinite(v).all()) for tree in state.values() for v in tree.values())
-
-
-def outcome(result: Result) -> tuple[Summary, list[RoundRecord]]:
-    """All that a run says, but not how long it took and where it is."""
-    records = [replace(r, seconds=0.0, activities={}) for r in result.records]
-    return replace(result.summary, seconds=0.0, activities={}, run=None), records
 
 
 # ------------------------------------------------------------------ the command line

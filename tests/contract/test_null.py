@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import pytest
 import torch
-from cases import federation
 from torch import nn
 
 from fedloom.core.method import Method
@@ -32,6 +31,7 @@ from fedloom.methods.local import Local
 from fedloom.methods.moon import MOON, ModelContrast
 from fedloom.methods.scaffold import SCAFFOLD, ControlVariates
 from fedloom.models import build_model
+from fedloom.testing.federations import common_federation as federation
 from helpers import Played, digits, run, same
 
 OPT = Opt(lr=0.1, epochs=2, batch=8, momentum=0.5, weight_decay=1e-3)

@@ -60,6 +60,9 @@ class Term:
     end of the round, not folded into a mean and dropped."""
     gathers_model: ClassVar[str] = ""
     """The same for the model: a pattern of the keys it reads."""
+    keeps_what_it_sent: ClassVar[str] = ""
+    """Why its slice at a client may hold the very values that were sent; empty: it may not, and
+    `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""
     refuses: ClassVar[tuple[str, ...]] = ()
     """Names of parts it cannot be combined with."""
     requires: ClassVar[str] = ""

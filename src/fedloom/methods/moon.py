@@ -46,6 +46,7 @@ class ModelContrast(Term):
 
     name: ClassVar[str] = "model_contrast"
     family: ClassVar[str] = "drift correction"
+    keeps_what_it_sent: ClassVar[str] = "the next contrast's negative is the extractor it sent"
     mu: float = 1.0
     tau: float = 0.5
 
