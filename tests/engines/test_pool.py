@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,6 +145,23 @@ def test_a_lost_worker_is_named_and_the_folder_can_be_resumed(tmp_path: Path) ->
     pool.close()
     assert not any(p.is_alive() for p in workers)
     assert (tmp_path / "run" / "checkpoints" / "step-000000" / "manifest.json").exists()
+
+
+def test_what_workers_try_with_blocks_of_clients_is_logged_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """40 equal clients for one worker come ten in a message, which has a block of eight."""
+    data = digits(*(((i % 10,), 6) for i in range(40)))
+    config = RunConfig(method="fedavg", rounds=2, model="mlp(hidden=[8])")
+    pool = Pool(1)
+    try:
+        with caplog.at_level(logging.INFO, "fedloom"):
+            start(Experiment.build(config, data=data), pool)
+    finally:
+        pool.close()
+    assert re.search(
+        "a worker: 8 clients of 6 rows as one computation, (accepted|refused): ", caplog.text
+    )
 
 
 @pytest.mark.parametrize(
