@@ -24,7 +24,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from fedloom.deploy.federation import Federation
+import psutil
+
+from fedloom.deploy.federation import DeployedFederation
 from fedloom.deploy.rehearsal import digits_project
 from fedloom.launch.start import run
 from fedloom.record import RoundRecord
@@ -45,42 +47,41 @@ ROLES = {
 class Memory(threading.Thread):
     """Looks at all processes of a federation while it works."""
 
-    def __init__(self, federation: Federation) -> None:
+    def __init__(self, federation: DeployedFederation) -> None:
         super().__init__(daemon=True)
         self.federation, self.stop = federation, threading.Event()
         self.peaks: dict[str, dict[int, float]] = defaultdict(dict)
 
     def run(self) -> None:
         while not self.stop.wait(0.5):
-            for pid in self.federation.processes():
-                with suppress(OSError, ValueError, StopIteration):
-                    role, peak = _role(pid), _megabytes(pid)
-                    known = self.peaks[role]
-                    known[pid] = max(known.get(pid, 0.0), peak)
+            for process in self.federation.processes():
+                with suppress(psutil.Error):
+                    peaks = self.peaks[_role(process)]
+                    peaks[process.pid] = max(peaks.get(process.pid, 0.0), _megabytes(process))
 
     def by_role(self) -> dict[str, float]:
         """The median over a role's processes of each one's peak."""
         return {
-            role: round(statistics.median(found.values()), 1)
-            for role, found in sorted(self.peaks.items())
+            role: round(statistics.median(peaks.values()), 1)
+            for role, peaks in sorted(self.peaks.items())
         }
 
 
-def _role(pid: int) -> str:
-    command = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ").lower()
+def _role(process: psutil.Process) -> str:
+    command = " ".join(process.cmdline()).lower()
     return next((role for word, role in ROLES.items() if word in command), "other")
 
 
-def _megabytes(pid: int) -> float:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("Pss:"))
+def _megabytes(process: psutil.Process) -> float:
+    """Proportional: memory that several processes share is divided among them."""
+    return float(process.memory_full_info().pss) / 2**20
 
 
 def deployed(nodes: int, model: str, rounds: int) -> dict[str, Any]:
     """One deployment."""
     with tempfile.TemporaryDirectory(prefix="fedloom-bench-") as scratch:
         project = digits_project(Path(scratch) / "project", nodes, True, "fedper", rounds)
-        with Federation(project) as federation:
+        with DeployedFederation(project) as federation:
             begun = time.perf_counter()
             federation.start()
             ready = time.perf_counter() - begun

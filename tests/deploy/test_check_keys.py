@@ -18,7 +18,7 @@ from site_to_spoil import SiteToSpoil, wrong
 
 
 @pytest.mark.parametrize(
-    ("made", "says"),
+    ("make", "says"),
     [
         (lambda: authority(-9 * DAY, -2 * DAY).pem, "expired on"),
         (lambda: authority(2 * DAY, 9 * DAY).pem, "it is probably behind"),
@@ -28,12 +28,12 @@ from site_to_spoil import SiteToSpoil, wrong
     ],
     ids=["expired", "not yet valid", "no authority", "no certificate", "missing"],
 )
-def test_a_bad_authority(site: SiteToSpoil, made: Callable[[], bytes] | None, says: str) -> None:
+def test_a_bad_authority(site: SiteToSpoil, make: Callable[[], bytes] | None, says: str) -> None:
     site.good_server()
-    if made is None:
+    if make is None:
         (site.root / "ca.crt").unlink()
     else:
-        (site.root / "ca.crt").write_bytes(made())
+        (site.root / "ca.crt").write_bytes(make())
     results = site.check()
     assert results["authority"].ok is False
     assert says in results["authority"].message

@@ -161,10 +161,10 @@ def test_the_link_listens_where_it_is_to_be_reached(tmp_path: Path, project: Pro
 
 
 def test_without_tls_there_are_no_certificates(tmp_path: Path) -> None:
-    made = write_project(tmp_path / "plain", SITES, tls=False)
-    assert made.link.tls is None
-    assert made.keys == []
-    site = SiteConfig.read(made.site("hospital-a"))
+    written = write_project(tmp_path / "plain", SITES, tls=False)
+    assert written.link.tls is None
+    assert written.keys == []
+    site = SiteConfig.read(written.site("hospital-a"))
     assert (site.ca, site.key) == (None, None)
 
 
@@ -188,10 +188,10 @@ def test_a_folder_that_is_no_project_is_told(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_a_project(tmp_path: Path) -> None:
-    made = CliRunner().invoke(
+    done = CliRunner().invoke(
         deploy_app,
         ["init", str(tmp_path / "new"), "--sites", "a, b", "--method", "ditto", "--rounds", "5"],
     )
-    assert made.exit_code == 0, made.output
+    assert done.exit_code == 0, done.output
     settings = Project.read(tmp_path / "new").settings()
     assert (settings.sites, settings.run.method, settings.run.rounds) == (("a", "b"), "ditto", 5)

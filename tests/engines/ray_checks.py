@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from test_pool import Deadly, Faulty, experiment
+from test_pool import Deadly, Faulty, build
 
 from fedloom.core.method import Method
 from fedloom.data import FederatedData
@@ -86,9 +86,9 @@ def digest(result: Result) -> str:
     return hashlib.sha256(repr(outcome(result)).encode()).hexdigest()
 
 
-def both(made: Experiment, engine: Ray) -> list[str]:
+def both(experiment: Experiment, engine: Ray) -> list[str]:
     """The digest of a run on the engine, and on the reference."""
-    return [digest(start(made, e)) for e in (engine, Inline())]
+    return [digest(start(experiment, e)) for e in (engine, Inline())]
 
 
 def of_this_namespace() -> dict[int, str]:
@@ -122,23 +122,23 @@ def on_this_machine(scratch: Path) -> Report:
     os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # no address means a Ray of its own, all the same
     engine = Ray(2)
     report: Report = {
-        "unreachable": raised(lambda: start(experiment("fedavg"), Ray(2, address="127.0.0.1:1")))
+        "unreachable": raised(lambda: start(build("fedavg"), Ray(2, address="127.0.0.1:1")))
     }
     try:
-        report["same"] = {m: both(experiment(m, **s), engine) for m, s in EXPRESSIONS}
+        report["same"] = {m: both(build(m, **s), engine) for m, s in EXPRESSIONS}
         alive = actors()
         report["arrays"] = both(arrays(), engine)
         report["imported"] = both(imported(), engine)
         report["stored arrays"] = stored_arrays(engine)
         report["actors"] = [sorted(alive), sorted(actors())]
-        report["user error"] = raised(lambda: start(experiment("fedavg", lr=1e30), engine))
-        report["error"] = raised(lambda: start(experiment(Faulty()), engine))
-        report["after the error"] = both(experiment("fedper"), engine)
+        report["user error"] = raised(lambda: start(build("fedavg", lr=1e30), engine))
+        report["error"] = raised(lambda: start(build(Faulty()), engine))
+        report["after the error"] = both(build("fedper"), engine)
         alive = actors()
-        report["once"] = both(experiment(Once(marker=str(scratch / "once"))), engine)
+        report["once"] = both(build(Once(marker=str(scratch / "once"))), engine)
         report["once ended"] = len(alive - actors())
         report["killed"] = killed_between_rounds(engine)
-        report["deadly"] = raised(lambda: start(experiment(Deadly()), engine))
+        report["deadly"] = raised(lambda: start(build(Deadly()), engine))
     finally:
         engine.close()
         del os.environ["RAY_ADDRESS"]
@@ -186,7 +186,7 @@ def killed_between_rounds(engine: Ray) -> Report:
     takes part in rounds 4 and 5, and is asked for clients that were not in round 3."""
     import ray
 
-    made = experiment("fedper", rounds=5, participation=0.6)
+    experiment = build("fedper", rounds=5, participation=0.6)
 
     class Killer(Watcher):
         def step(self, run: RunView, record: RoundRecord) -> None:
@@ -195,9 +195,9 @@ def killed_between_rounds(engine: Ray) -> Report:
             if record.round == 3:
                 ray.wait([engine._members[0].under_way[0][0]], timeout=120)
 
-    on_ray = digest(start(made, engine, [Killer()]))
+    on_ray = digest(start(experiment, engine, [Killer()]))
     return {
-        "runs": [on_ray, digest(start(made, Inline()))],
+        "runs": [on_ray, digest(start(experiment, Inline()))],
         "homes": sorted({str(engine._where.home(cid)) for cid in range(5)}),
     }
 
@@ -248,8 +248,8 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
     """The second node goes while its actor trains in the second of three rounds."""
     import ray
 
-    made = experiment(Slow(folder=str(scratch)), rounds=3)
-    start(experiment("fedavg", rounds=1), engine)
+    experiment = build(Slow(folder=str(scratch)), rounds=3)
+    start(build("fedavg", rounds=1), engine)
     placed = {
         ray.get(m.handle.__ray_call__.remote(lambda self: _node_and_process()))
         for m in engine._members
@@ -264,7 +264,7 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
 
     thread = threading.Thread(target=wait_and_remove)
     thread.start()
-    on_ray = digest(start(made, engine))
+    on_ray = digest(start(experiment, engine))
     thread.join()
     (scratch / "slow").unlink()
     processes = {int(p.name.rpartition("-")[2]) for p in scratch.glob("round-3-*")}
@@ -272,7 +272,7 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
         "nodes before": len({node for node, _ in placed}),
         "nodes after": sum(n["Alive"] for n in ray.nodes()),
         "the lost one in round 3": away in processes,
-        "lost node": [on_ray, digest(start(made, Inline()))],
+        "lost node": [on_ray, digest(start(experiment, Inline()))],
     }
 
 
@@ -287,13 +287,13 @@ def sent(address: str) -> Report:
     engine = Ray(1, address=address)
     report: Report = {}
     try:
-        for name, made in {
-            "fedavg": experiment("fedavg", rounds=3),
-            "fedper": experiment("fedper", rounds=3),
-            "from the disk": experiment("fedper", rounds=2, memory=1e-6),
+        for name, experiment in {
+            "fedavg": build("fedavg", rounds=3),
+            "fedper": build("fedper", rounds=3),
+            "from the disk": build("fedper", rounds=2, memory=1e-6),
         }.items():
             with counted() as counts:
-                result = start(made, engine)
+                result = start(experiment, engine)
             report[name] = {**counts, "kept": sum(bool(s) for s in result.clients.values())}
     finally:
         engine.close()

@@ -52,7 +52,7 @@ from helpers import StopAt, digits, outcome, same
 CLIENTS = (((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 8))
 
 
-def experiment(expression: str = "fedper", **settings: Any) -> Experiment:
+def build(expression: str = "fedper", **settings: Any) -> Experiment:
     config = RunConfig.checked(
         {"method": expression, "rounds": 3, "model": "mlp(hidden=[8])", **settings}
     )
@@ -72,8 +72,8 @@ def experiment(expression: str = "fedper", **settings: Any) -> Experiment:
     ],
 )
 def test_other_settings_too(expression: str, settings: dict[str, Any]) -> None:
-    made = experiment(expression, **settings)
-    assert outcome(start(made, make_engine("flower"))) == outcome(start(made, Inline()))
+    experiment = build(expression, **settings)
+    assert outcome(start(experiment, make_engine("flower"))) == outcome(start(experiment, Inline()))
 
 
 def test_shared_test_sets_are_scored_by_the_server() -> None:
@@ -81,23 +81,23 @@ def test_shared_test_sets_are_scored_by_the_server() -> None:
     shared = {"anybody's": np.arange(1500, 1560)}
     data = FederatedData(source, replace(held, shared=shared))
     config = RunConfig(method="fedavg", rounds=2, protocol="fedbr", model="mlp(hidden=[8])")
-    made = Experiment.build(config, data=data)
-    assert outcome(start(made, InProcess())) == outcome(start(made, Inline()))
+    experiment = Experiment.build(config, data=data)
+    assert outcome(start(experiment, InProcess())) == outcome(start(experiment, Inline()))
 
 
 def test_a_stopped_run_goes_on_from_the_states_at_the_sites(tmp_path: Path) -> None:
     """Two steps done, a third begun and given up; the server has receipts only."""
-    whole = start(experiment(rounds=5, out=str(tmp_path / "whole")), InProcess())
-    made = experiment(rounds=5, out=str(tmp_path / "run"), checkpoint_every=50)
+    whole = start(build(rounds=5, out=str(tmp_path / "whole")), InProcess())
+    experiment = build(rounds=5, out=str(tmp_path / "run"), checkpoint_every=50)
     with pytest.raises(KeyboardInterrupt):
-        start(made, InProcess(), [StopAt(3)])
+        start(experiment, InProcess(), [StopAt(3)])
     assert not any(
         tensor.numel() > 32
         for state in _checkpointed(tmp_path / "run").values()
         for tree in state.values()
         for tensor in tree.values()
     )
-    assert outcome(go_on(made, InProcess())) == outcome(whole)
+    assert outcome(go_on(experiment, InProcess())) == outcome(whole)
 
 
 def _checkpointed(folder: Path) -> dict[int, State]:
@@ -227,11 +227,13 @@ class Grid(LocalGrid):
 
 
 def engine(
-    made: Experiment, folder: Path, spoil: Callable[[Message], Message], **how: Any
+    experiment: Experiment, folder: Path, spoil: Callable[[Message], Message], **how: Any
 ) -> tuple[Flower, Grid]:
     def node(context: Any) -> Node:
         cid = int(context.node_config["client"])
-        return Node(made.program, made.data.client(cid), SiteStore(folder / str(cid)), **how)
+        return Node(
+            experiment.program, experiment.data.client(cid), SiteStore(folder / str(cid)), **how
+        )
 
     grid = Grid(client_app(node, lambda context: dict(context.node_config)), len(CLIENTS), spoil)
     roster = Roster(Line(grid, deadline=5, poll=0.01), lambda hello: int(str(hello["client"])))
@@ -314,9 +316,9 @@ def npy(shape: tuple[int, ...]) -> bytes:
     return stream.getvalue()
 
 
-KEY = next(k for k in experiment().program.shared(0) if k.endswith("weight"))
-SHAPE = experiment().program.nets[0].initial[KEY].shape
-HEAD = next(k for k in experiment().program.nets[0].initial if k.startswith("head"))
+KEY = next(k for k in build().program.shared(0) if k.endswith("weight"))
+SHAPE = build().program.nets[0].initial[KEY].shape
+HEAD = next(k for k in build().program.nets[0].initial if k.startswith("head"))
 BAD = {
     "nan": (with_array("model", KEY, torch.full(SHAPE, torch.nan)), f"'model/{KEY}' is not finite"),
     "shape": (with_array("model", KEY, torch.zeros(3)), r"float32 \[3\], not torch\.float32"),
@@ -363,13 +365,13 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_pat
     """Client 1's second reply is bad. It counts as absent in that round, its next round goes on
     from the state of the first, and the end is that of a run in which it never answered then."""
     change, why = BAD[case]
-    made = experiment()
-    asked, _ = engine(made, tmp_path / "bad", only(1, 2, change))
-    result = start(made, asked)
+    experiment = build()
+    flower, _ = engine(experiment, tmp_path / "bad", only(1, 2, change))
+    result = start(experiment, flower)
     assert [list(r.absent) for r in result.records] == [[], [1], []]
     assert re.search(why, result.records[1].absent[1])
-    silent, _ = engine(made, tmp_path / "silent", only(1, 2, lambda records: _error()))
-    assert outcome(start(made, silent))[0] == outcome(result)[0]
+    silent, _ = engine(experiment, tmp_path / "silent", only(1, 2, lambda records: _error()))
+    assert outcome(start(experiment, silent))[0] == outcome(result)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -414,27 +416,27 @@ def _error() -> RecordDict:
 def test_a_state_that_is_gone_is_reported_until_the_site_may_start_afresh(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = experiment()
+    experiment = build()
 
     def loses(reply: Message) -> Message:
         for file in (tmp_path / "2").glob("*.state"):
             file.unlink()
         return reply
 
-    asked, _ = engine(made, tmp_path, loses)
-    result = start(made, asked)
+    flower, _ = engine(experiment, tmp_path, loses)
+    result = start(experiment, flower)
     assert [sorted(r.absent) for r in result.records] == [[], [2], [2]]
     assert "LostState: the state" in result.records[1].absent[2]
-    restarting, _ = engine(made, tmp_path, loses, lost_state="restart")
+    restarting, _ = engine(experiment, tmp_path, loses, lost_state="restart")
     with caplog.at_level(logging.WARNING, "fedloom"):
-        assert not any(r.absent for r in start(made, restarting).records)
+        assert not any(r.absent for r in start(experiment, restarting).records)
     assert caplog.text.count("client 2 had lost its state and began anew") == 2
 
 
 def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
     """Client 3 appears in round 30: absent before, from then on in every cohort; what it keeps
     after its first round is what `client_init` and one round of training make."""
-    made = experiment(rounds=31, protocol="cohort")
+    experiment = build(rounds=31, protocol="cohort")
     cohorts: list[tuple[int, ...]] = []
 
     class Joining(Watcher):
@@ -446,7 +448,7 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
             if record.round == 29:
                 grid.joined.add(1003)
 
-    asked, grid = engine(made, tmp_path, lambda reply: reply)
+    flower, grid = engine(experiment, tmp_path, lambda reply: reply)
     orders: list[Order] = []
     answer = Node.answer
 
@@ -456,7 +458,7 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Node, "answer", watched)
-        start(made, asked, [Joining()])
+        start(experiment, flower, [Joining()])
     assert cohorts == [(0, 1, 2)] * 29 + [(0, 1, 2, 3)] * 2
     mine = [order for order in orders if order.cid == 3 and order.task == "client"]
     assert [order.down.plan.t for order in mine] == [30, 31]
@@ -466,7 +468,7 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
 
 def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Path) -> None:
     """Two of four are asked for; in round 2 three of four fail twice, then all is well."""
-    made = experiment(min_clients=2, out=str(tmp_path / "run"))
+    experiment = build(min_clients=2, out=str(tmp_path / "run"))
     failures = {"left": 6}
 
     def spoil(reply: Message) -> Message:
@@ -477,53 +479,59 @@ def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Pa
             reply.content = _error()
         return reply
 
-    asked, _ = engine(made, tmp_path, spoil)
-    result = start(made, asked)
+    flower, _ = engine(experiment, tmp_path, spoil)
+    result = start(experiment, flower)
     # Client 0 answered all three attempts of round 2, the others the last: all of it left them.
     assert {
         cid: n for cid, (n, _) in Account.read(tmp_path / "run" / "ledger.jsonl").clients().items()
     } == {0: 5, 1: 3, 2: 3, 3: 3}
-    assert outcome(result) == outcome(start(made, Inline(), overwrite=True))
+    assert outcome(result) == outcome(start(experiment, Inline(), overwrite=True))
 
     failures["left"] = 1000
-    asked, _ = engine(made, tmp_path, spoil)
+    flower, _ = engine(experiment, tmp_path, spoil)
     with pytest.raises(TooFewClients) as caught:
-        start(made, asked, overwrite=True)
+        start(experiment, flower, overwrite=True)
     assert "round 2: 1 of 4 clients answered, fewer than min_clients = 2" in str(caught.value)
     assert "client 3: Asleep: at night" in str(caught.value)
     failures["left"] = 0
-    assert outcome(go_on(made, asked)) == outcome(start(made, Inline(), overwrite=True))
+    assert outcome(go_on(experiment, flower)) == outcome(
+        start(experiment, Inline(), overwrite=True)
+    )
 
 
 def test_too_few_sites_are_waited_for_and_then_named(tmp_path: Path) -> None:
-    made = experiment()
-    asked, grid = engine(made, tmp_path, lambda reply: reply)
+    experiment = build()
+    flower, grid = engine(experiment, tmp_path, lambda reply: reply)
     grid.joined.clear()
     with pytest.raises(TooFewClients, match="0 sites are connected, fewer than the 1"):
-        start(made, asked)
+        start(experiment, flower)
 
 
 def test_more_answers_than_are_asked_for_cannot_be_wanted() -> None:
     with pytest.raises(BadInput, match="min_clients = 3, but a round asks only 2 of 4 clients"):
-        experiment(min_clients=3, participation=0.5)
+        build(min_clients=3, participation=0.5)
 
 
 def test_a_site_with_a_fault_of_its_own_is_absent_and_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = experiment()
-    broken = replace(made.program.method, opt=replace(made.program.method.opt, lr=float("inf")))
-    bad = replace(made, program=type(made.program)(broken, made.program.nets, 4, 0))
+    experiment = build()
+    broken = replace(
+        experiment.program.method, opt=replace(experiment.program.method.opt, lr=float("inf"))
+    )
+    bad = replace(
+        experiment, program=type(experiment.program)(broken, experiment.program.nets, 4, 0)
+    )
 
     def node(context: Any) -> Node:
         cid = int(context.node_config["client"])
-        program = (bad if cid == 1 else made).program
-        return Node(program, made.data.client(cid), SiteStore(tmp_path / str(cid)))
+        program = (bad if cid == 1 else experiment).program
+        return Node(program, experiment.data.client(cid), SiteStore(tmp_path / str(cid)))
 
     app = client_app(node, lambda context: dict(context.node_config))
     roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
     with caplog.at_level(logging.WARNING, "fedloom"):
-        result = start(made, Flower(roster))
+        result = start(experiment, Flower(roster))
     assert "TrainingError: client 1, round 1" in result.records[0].absent[1]
     assert "client 1 is absent: TrainingError" in caplog.text
 
@@ -531,7 +539,7 @@ def test_a_site_with_a_fault_of_its_own_is_absent_and_says_why(
 def test_a_site_that_is_not_admitted_is_asked_once_and_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, asked_for = experiment(), []
+    experiment, asked_for = build(), []
 
     def admit(hello: dict[str, Any]) -> int:
         asked_for.append(hello["client"])
@@ -539,9 +547,9 @@ def test_a_site_that_is_not_admitted_is_asked_once_and_left_out(
             raise BadInput("site 2 has other data")
         return int(hello["client"])
 
-    _, grid = engine(made, tmp_path, lambda reply: reply)
+    _, grid = engine(experiment, tmp_path, lambda reply: reply)
     with caplog.at_level(logging.WARNING, "fedloom"):
-        result = start(made, Flower(Roster(Line(grid), admit)))
+        result = start(experiment, Flower(Roster(Line(grid), admit)))
     assert result.records[-1].cohort == (0, 1, 3)
     assert asked_for == [0, 1, 2, 3]
     assert "a node is refused: site 2 has other data" in caplog.text
@@ -560,11 +568,11 @@ def test_a_receipt_stands_for_its_state_in_the_digest_of_a_federation() -> None:
 
 def test_a_server_without_data_can_build_an_experiment_but_not_train_here() -> None:
     data = RemoteData(3, (1, 8, 8), tuple("0123456789"), "image")
-    made = Experiment.build(RunConfig(method="fedper", protocol="cohort"), data=data)
-    assert made.program.clients == 3
-    assert made.config.model == "mlp"
+    experiment = Experiment.build(RunConfig(method="fedper", protocol="cohort"), data=data)
+    assert experiment.program.clients == 3
+    assert experiment.config.model == "mlp"
     with pytest.raises(BadInput, match="the data of client 0 is at its site"):
-        start(made, Inline())
+        start(experiment, Inline())
 
 
 def test_a_reply_survives() -> None:
@@ -588,14 +596,14 @@ def test_text_goes_over_the_wire(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     source = Source.from_arrays(rng.integers(0, 50, (60, 12)), np.arange(60) % 3, kind="text")
     config = RunConfig(method="fedper", rounds=2, clients=3, partition="iid", model="fasttext")
-    made = Experiment.build(config, data=source)
-    assert outcome(start(made, InProcess())) == outcome(start(made, Inline()))
+    experiment = Experiment.build(config, data=source)
+    assert outcome(start(experiment, InProcess())) == outcome(start(experiment, Inline()))
 
 
 def test_nothing_may_come_up_with_an_adaptation(tmp_path: Path) -> None:
-    made = experiment("fedavg_ft", rounds=1)
-    asked, _ = engine(made, tmp_path, only(1, 2, with_array("spy", "x", torch.zeros(1))))
-    result = start(made, asked)
+    experiment = build("fedavg_ft", rounds=1)
+    flower, _ = engine(experiment, tmp_path, only(1, 2, with_array("spy", "x", torch.zeros(1))))
+    result = start(experiment, flower)
     assert result.records[-1].kind == "adapt"
     assert "the unknown tensor 'spy/x'" in result.records[-1].absent[1]
 
@@ -603,17 +611,17 @@ def test_nothing_may_come_up_with_an_adaptation(tmp_path: Path) -> None:
 def test_an_error_at_a_site_tells_the_server_no_row_and_no_path(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = experiment()
+    experiment = build()
 
     def node(context: Any) -> Node:
         if context.node_config["client"] == 2:
             raise BadInput("unknown class 'HIV positive, J. Doe' in /data/patients.csv")
         cid = int(context.node_config["client"])
-        return Node(made.program, made.data.client(cid), SiteStore(tmp_path / str(cid)))
+        return Node(experiment.program, experiment.data.client(cid), SiteStore(tmp_path / str(cid)))
 
     app = client_app(node, lambda context: dict(context.node_config))
     roster = Roster(Line(LocalGrid(app, 4)), lambda hello: int(str(hello["client"])))
-    result = start(made, Flower(roster))
+    result = start(experiment, Flower(roster))
     assert result.records[0].absent == {2: "BadInput: see the site's log"}
     assert "J. Doe" in capsys.readouterr().err
 
@@ -686,7 +694,7 @@ def test_evaluations_that_cannot_be_used_are_left_out(
     change: Callable[[RecordDict], RecordDict], tmp_path: Path
 ) -> None:
     """Names without values, rows that nobody asked for, nothing at all."""
-    made = experiment(protocol="fedloom", rounds=1)
+    experiment = build(protocol="fedloom", rounds=1)
 
     def spoil(reply: Message) -> Message:
         head = reply.content.config_records.get("head", {})
@@ -694,8 +702,8 @@ def test_evaluations_that_cannot_be_used_are_left_out(
             reply.content = change(reply.content)
         return reply
 
-    asked, _ = engine(made, tmp_path, spoil)
-    (record,) = start(made, asked).records
+    flower, _ = engine(experiment, tmp_path, spoil)
+    (record,) = start(experiment, flower).records
     assert {str(score.at): score.clients for score in record.scores} == {
         "received/test": (0, 2, 3),
         "trained/test": (0, 1, 2, 3),

@@ -43,11 +43,11 @@ def test_a_node_that_was_started_anew_has_lost_its_message(monkeypatch: pytest.M
     """It is not waited for any longer; the other one is, until the deadline."""
     monkeypatch.setattr(engine, "RESTART_CHECK_SECONDS", 0.05)
     grid = Silent()
-    begun, waited = time.monotonic(), {}
-    for node, said in Line(grid, deadline=1.0, poll=0.01).exchange(
+    start, waited = time.monotonic(), {}
+    for node, absent in Line(grid, deadline=1.0, poll=0.01).exchange(
         MessageType.TRAIN, {1000: RecordDict(), 1001: RecordDict()}
     ):
-        waited[node] = (said.why, time.monotonic() - begun)
+        waited[node] = (absent.why, time.monotonic() - start)
     assert waited[1001][0] == "its node was started anew in the meantime"
     assert waited[1001][1] < 1.0
     assert waited[1000][0] == "no answer within 1 s"

@@ -94,20 +94,20 @@ def test_what_states_share_crosses_once(numbers: int) -> None:
 PLAN = Plan(1)
 
 
-def jobs_of(state: State, asked: list[int]):
+def jobs_of(state: State, requested: list[int]):
     def job(cid: int) -> Job:
-        asked.append(cid)
+        requested.append(cid)
         return Job(cid, Down(PLAN, state), None)
 
     return job
 
 
 def dealt(sizes: list[int], workers: int, numbers: int = 1) -> Iterator[list[int]]:
-    asked: list[int] = []
-    job = jobs_of({"model": {"w": torch.zeros(numbers)}}, asked)
+    requested: list[int] = []
+    job = jobs_of({"model": {"w": torch.zeros(numbers)}}, requested)
     for portion in portions(range(len(sizes)), job, sizes.__getitem__, workers):
         yield [j.cid for j in portion]
-    assert sorted(asked) == list(range(len(sizes)))  # everybody once
+    assert sorted(requested) == list(range(len(sizes)))  # everybody once
 
 
 def test_longest_first_and_alone_when_long() -> None:
@@ -143,7 +143,7 @@ def test_nobody_is_asked() -> None:
 def test_a_bundle_keeps_first_visits_apart_from_empty_states() -> None:
     """`own=None` means never visited; {} that nothing was kept."""
     jobs = [Job(4, Down(PLAN, {"model": {}}), None), Job(2, Down(PLAN, {"model": {}}), {})]
-    made = Bundle.of(jobs, "client", None)
-    again = opened(made.head, made.states)
+    bundle = Bundle.of(jobs, "client", None)
+    again = opened(bundle.head, bundle.states)
     assert [(j.cid, j.own) for j in again] == [(4, None), (2, {})]
     assert again[0].down.plan == PLAN

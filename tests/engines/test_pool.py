@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,19 +52,19 @@ class Deadly(Method):
         return super().loss(b, s)
 
 
-def experiment(method: str | Method, **settings: Any) -> Experiment:
+def build(method: str | Method, **settings: Any) -> Experiment:
     """Five clients of digits, two rounds."""
     config = RunConfig.checked({"rounds": 2, "model": "mlp(hidden=[8])", **settings})
-    made = parse_method(method) if isinstance(method, str) else method
-    return Experiment.build(config, made, digits(*HOLDINGS))
+    experiment = parse_method(method) if isinstance(method, str) else method
+    return Experiment.build(config, experiment, digits(*HOLDINGS))
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3])
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """One pool for many runs, as a comparison uses it."""
-    made = Pool(request.param)
-    yield made
-    made.close()
+    experiment = Pool(request.param)
+    yield experiment
+    experiment.close()
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,8 @@ def test_any_number_of_workers_gives_the_same_bytes_and_numbers(
 ) -> None:
     """Two rounds with final adaptation, partial cohorts, newcomers, augmentation, unlike nets; and
     a pool that has done other runs before gives what a fresh reference engine gives."""
-    made = experiment(method, **settings)
-    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
+    experiment = build(method, **settings)
+    assert outcome(start(experiment, pool)) == outcome(start(experiment, Inline()))
 
 
 @pytest.mark.skipif("FEDLOOM_DATA" not in os.environ, reason="needs FEDLOOM_DATA/fashion_mnist")
@@ -96,8 +98,8 @@ def test_images_and_convolutions_agree(pool: Pool) -> None:
         rounds=1,
         protocol="dbe",
     )
-    made = Experiment.build(config)
-    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
+    experiment = Experiment.build(config)
+    assert outcome(start(experiment, pool)) == outcome(start(experiment, Inline()))
 
 
 def test_arrays_in_memory_reach_the_workers(pool: Pool) -> None:
@@ -106,8 +108,8 @@ def test_arrays_in_memory_reach_the_workers(pool: Pool) -> None:
         (rng.normal(size=(12 + i, 3)).astype(np.float32), np.arange(12 + i) % 2) for i in range(3)
     ]
     config = RunConfig(method="fedper", rounds=2, model="mlp(hidden=[4])")
-    made = Experiment.build(config, data=FederatedData.from_clients(sites))
-    assert outcome(start(made, pool)) == outcome(start(made, Inline()))
+    experiment = Experiment.build(config, data=FederatedData.from_clients(sites))
+    assert outcome(start(experiment, pool)) == outcome(start(experiment, Inline()))
 
 
 def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
@@ -116,16 +118,16 @@ def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
     pool = Pool(2)
     try:
         with pytest.raises(HookError) as caught:
-            start(experiment(Faulty()), pool)
+            start(build(Faulty()), pool)
         assert str(caught.value) == (
             "faulty.loss at client 2, round 1 (phase 'local'): KeyError: 'no such key'"
         )
         trace = str(caught.value.__cause__)
         assert 'return loss if s.cid != 2 else loss + {}["no such key"]' in trace
-        made = experiment("fedper")
-        assert outcome(start(made, pool)) == outcome(start(made, Inline()))
+        experiment = build("fedper")
+        assert outcome(start(experiment, pool)) == outcome(start(experiment, Inline()))
         pids = {p.pid for p in pool._processes.values()}
-        start(experiment("fedavg", rounds=1), pool)
+        start(build("fedavg", rounds=1), pool)
         workers = list(pool._processes.values())
         assert {p.pid for p in workers} == pids
     finally:
@@ -135,21 +137,38 @@ def test_a_program_error_arrives_with_its_trace_and_the_pool_goes_on() -> None:
 
 
 def test_a_lost_worker_is_named_and_the_folder_can_be_resumed(tmp_path: Path) -> None:
-    made = experiment(Deadly(), out=str(tmp_path / "run"), engine="pool")
+    experiment = build(Deadly(), out=str(tmp_path / "run"), engine="pool")
     pool = Pool(2)
     with pytest.raises(WorkerLost, match=r"exit code 77\) at client 2; .*then resume"):
-        start(made, pool)
+        start(experiment, pool)
     workers = list(pool._processes.values())
     pool.close()
     assert not any(p.is_alive() for p in workers)
     assert (tmp_path / "run" / "checkpoints" / "step-000000" / "manifest.json").exists()
 
 
+def test_what_workers_try_with_blocks_of_clients_is_logged_here(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """40 equal clients for one worker come ten in a message, which has a block of eight."""
+    data = digits(*(((i % 10,), 6) for i in range(40)))
+    config = RunConfig(method="fedavg", rounds=2, model="mlp(hidden=[8])")
+    pool = Pool(1)
+    try:
+        with caplog.at_level(logging.INFO, "fedloom"):
+            start(Experiment.build(config, data=data), pool)
+    finally:
+        pool.close()
+    assert re.search(
+        "a worker: 8 clients of 6 rows as one computation, (accepted|refused): ", caplog.text
+    )
+
+
 @pytest.mark.parametrize(
-    ("name", "said"), [("pol", "did you mean 'pool'"), ("horovod", "inline, pool")]
+    ("name", "message"), [("pol", "did you mean 'pool'"), ("horovod", "inline, pool")]
 )
-def test_unknown_engines(name: str, said: str) -> None:
-    with pytest.raises(UnknownName, match=said):
+def test_unknown_engines(name: str, message: str) -> None:
+    with pytest.raises(UnknownName, match=message):
         make_engine(name)
 
 

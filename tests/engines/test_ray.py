@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from ray_checks import EXPRESSIONS
-from test_pool import experiment
+from test_pool import build
 
 from fedloom.engines import make_engine
 from fedloom.engines.ray import Ray
@@ -91,8 +91,12 @@ def test_what_a_file_brings(report: dict[str, Any]) -> None:
 
 def test_data_are_in_the_object_store_and_in_no_file(report: dict[str, Any]) -> None:
     """Not writable: arrays of the object store itself, not copies of them."""
-    found = report["here"]["stored arrays"]
-    assert found == {"mapped": False, "path": None, "writable": False, "equal": True}
+    assert report["here"]["stored arrays"] == {
+        "mapped": False,
+        "path": None,
+        "writable": False,
+        "equal": True,
+    }
 
 
 def test_actors_stay_from_run_to_run(report: dict[str, Any]) -> None:
@@ -150,10 +154,10 @@ def test_nothing_is_left_behind(report: dict[str, Any]) -> None:
 def test_a_node_lost_in_mid_round_changes_nothing(report: dict[str, Any]) -> None:
     """There were actors on both nodes; the one that trained in round 2 on the second node is gone
     in round 3, and there is no CPU for another."""
-    found = report["cluster"]
-    assert (found["nodes before"], found["nodes after"]) == (2, 1)
-    assert not found["the lost one in round 3"]
-    on_ray, inline = found["lost node"]
+    cluster = report["cluster"]
+    assert (cluster["nodes before"], cluster["nodes after"]) == (2, 1)
+    assert not cluster["the lost one in round 3"]
+    on_ray, inline = cluster["lost node"]
     assert on_ray == inline
 
 
@@ -166,30 +170,30 @@ def test_a_cluster_that_was_there_stays(report: dict[str, Any]) -> None:
 def test_common_tensors_are_put_once_per_call(method: str, report: dict[str, Any]) -> None:
     """Program and data, then three rounds of training and three evaluations: 2 + 3 + 3 puts; and
     no message carries a tensor, for personal heads are where they were made."""
-    found = report["cluster"]["sent"][method]
-    assert found["puts"] == 2 + 3 + 3
-    assert len(found["messages"]) >= 6
-    assert {message["bytes"] for message in found["messages"]} == {0}
+    sent = report["cluster"]["sent"][method]
+    assert sent["puts"] == 2 + 3 + 3
+    assert len(sent["messages"]) >= 6
+    assert {message["bytes"] for message in sent["messages"]} == {0}
 
 
 def test_what_clients_keep_is_not_sent_again(report: dict[str, Any]) -> None:
     """FedPer's five clients have no state in the first round's training; then each of them has, in
     two trainings and three evaluations: 5 * 5 states that stay where they are."""
-    found = report["cluster"]["sent"]["fedper"]
-    assert found["kept"] == 5
-    asked = [(m["round"], m["task"], m["clients"], m["yours"]) for m in found["messages"]]
-    assert {yours for t, task, _, yours in asked if (t, task) == (1, "client")} == {0}
-    assert sum(yours for *_, yours in asked) == 25
-    assert sum(clients for *_, clients, _ in asked) == 30
+    sent = report["cluster"]["sent"]["fedper"]
+    assert sent["kept"] == 5
+    messages = [(m["round"], m["task"], m["clients"], m["yours"]) for m in sent["messages"]]
+    assert {yours for t, task, _, yours in messages if (t, task) == (1, "client")} == {0}
+    assert sum(yours for *_, yours in messages) == 25
+    assert sum(clients for *_, clients, _ in messages) == 30
 
 
 def test_states_from_the_disk_are_sent(report: dict[str, Any]) -> None:
     """With no memory for states every one of them is read from the disk, so it is not the object
     that the actor returned. A head of 8 x 10 weights and 10 biases has 360 bytes, five clients are
     trained once again: 5 * 360; evaluations read what is on the disk too: 2 * 5 * 360."""
-    found = report["cluster"]["sent"]["from the disk"]
-    assert sum(m["yours"] for m in found["messages"]) == 0
-    assert sum(m["bytes"] for m in found["messages"]) == 3 * 5 * 360
+    sent = report["cluster"]["sent"]["from the disk"]
+    assert sum(m["yours"] for m in sent["messages"]) == 0
+    assert sum(m["bytes"] for m in sent["messages"]) == 3 * 5 * 360
 
 
 # ------------------------------------------------------------------ without starting Ray
@@ -205,7 +209,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(sys.modules, "ray", None)
     engine = make_engine("ray")
     with pytest.raises(BadInput, match=r"pip install 'fedloom\[ray\]'"):
-        start(experiment("fedavg"), engine)
+        start(build("fedavg"), engine)
     engine.close()
 
 

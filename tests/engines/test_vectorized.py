@@ -54,20 +54,21 @@ class Always(Vectorized):
         self.blocks = Blocks(clock=lambda: 0.0)
 
 
-def experiment(method: str | Method, **settings: Any) -> Experiment:
+def build(method: str | Method, **settings: Any) -> Experiment:
     """Eleven clients of digits, two rounds."""
     config = RunConfig.checked({"rounds": 2, "model": "mlp", **settings})
-    made = parse_method(method) if isinstance(method, str) else method
-    return Experiment.build(config, made, digits(*HOLDINGS))
+    parsed = parse_method(method) if isinstance(method, str) else method
+    return Experiment.build(config, parsed, digits(*HOLDINGS))
 
 
 def visits(
     method: str | Method = "fedavg", ids: Sequence[int] = range(8), **how: Any
 ) -> list[Visit]:
     """First visits of some clients."""
-    made = experiment(method, **how)
-    r = Round(made.program, made.plans[0], initial_server(made.program), list(ids))
-    return [Visit(made.program, i, made.data.client(i), send(r, i)) for i in ids]
+    experiment = build(method, **how)
+    program, plan = experiment.program, experiment.plans[0]
+    r = Round(program, plan, initial_server(program), list(ids))
+    return [Visit(program, i, experiment.data.client(i), send(r, i)) for i in ids]
 
 
 def comparable(answers: Sequence[tuple[Up, State]]) -> list[tuple[Any, ...]]:
@@ -101,8 +102,8 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
     even tried."""
     written = name if isinstance(register[name](), Method) else f"fedavg + {name}"
     model = "mlp(norm=batch)" if name == "fedbn" else "mlp"
-    made, engine = experiment(written, model=model), Always()
-    assert outcome(start(made, engine)) == outcome(start(made, Inline()))
+    experiment, engine = build(written, model=model), Always()
+    assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
     assert bool(engine.blocks.verdicts) or name not in JOIN
     assert not (engine.blocks.verdicts and name in ALONE)
 
@@ -120,8 +121,8 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
     ],
 )
 def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]) -> None:
-    made = experiment(method, **settings)
-    assert outcome(start(made, Always())) == outcome(start(made, Inline()))
+    experiment = build(method, **settings)
+    assert outcome(start(experiment, Always())) == outcome(start(experiment, Inline()))
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
@@ -132,7 +133,7 @@ def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]
 def test_a_small_dense_network_agrees_and_goes_together(settings: dict[str, Any]) -> None:
     """The whole point: with MKL the batched products have the bits of the single ones."""
     engine = Always()
-    start(experiment("fedrep(adapt_epochs=1)", **settings), engine)
+    start(build("fedrep(adapt_epochs=1)", **settings), engine)
     tried: Any = engine.blocks.verdicts
     assert {common[0] for common, _ in tried} == {"train", "adapt"}
     assert all(engine.blocks.verdicts.values())
@@ -179,8 +180,8 @@ def test_every_client_goes_on_in_its_own_stream() -> None:
     some, before = visits(Drawing()), torch.get_rng_state()
     drawn = [up.state["drawing"]["drawn"] for up, _ in clients_together(some)]
     assert torch.equal(torch.get_rng_state(), before)
-    for visit, found in zip(some, drawn, strict=True):
-        assert torch.equal(client(visit)[0].state["drawing"]["drawn"], found)
+    for visit, expected in zip(some, drawn, strict=True):
+        assert torch.equal(client(visit)[0].state["drawing"]["drawn"], expected)
 
 
 # ------------------------------------------------------------------ really together
@@ -199,20 +200,21 @@ def test_a_block_runs_the_net_once_per_step(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_engine_makes_one_job_per_client_and_few_at_a_time() -> None:
     """Jobs may be read from disk; each is asked for once, a block's worth before its answers."""
-    made, engine = experiment("fedavg"), Vectorized()
-    engine.open(made.program, made.data)
-    r = Round(made.program, made.plans[0], initial_server(made.program), list(range(11)))
-    asked: list[int] = []
+    experiment, engine = build("fedavg"), Vectorized()
+    engine.open(experiment.program, experiment.data)
+    program, plan = experiment.program, experiment.plans[0]
+    r = Round(program, plan, initial_server(program), list(range(11)))
+    requested: list[int] = []
 
     def job(cid: int) -> Job:
-        asked.append(cid)
+        requested.append(cid)
         return Job(cid, send(r, cid), None)
 
     answers = engine.clients(range(11), job, None)
     assert next(answers)[0] == 10  # the one of a single row comes first
-    assert asked == [10]
+    assert requested == [10]
     assert sorted(cid for cid, *_ in answers) == list(range(10))
-    assert sorted(asked) == list(range(11))
+    assert sorted(requested) == list(range(11))
 
 
 # ------------------------------------------------------------------ the trial
@@ -314,9 +316,9 @@ def test_models_too_large_to_hold_side_by_side_go_alone(monkeypatch: pytest.Monk
 
 
 def test_errors_are_the_reference_engines() -> None:
-    made = experiment("fedavg", lr=1e38)
+    experiment = build("fedavg", lr=1e38)
     with pytest.raises(TrainingError) as plain:
-        start(made, Inline())
+        start(experiment, Inline())
     some = visits("fedavg", lr=1e38)
     with pytest.raises(TrainingError) as caught:
         forced().answer(some, None)
@@ -350,8 +352,8 @@ class Rewarded(Classification):
 
 
 def test_a_task_of_ones_own_goes_alone() -> None:
-    made, visit = experiment("fedavg"), visits()[0]
-    program = Program(made.program.method, made.program.nets, 11, task=Rewarded())
+    experiment, visit = build("fedavg"), visits()[0]
+    program = Program(experiment.program.method, experiment.program.nets, 11, task=Rewarded())
     assert not joinable(replace(visit, program=program))
 
 

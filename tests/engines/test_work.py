@@ -34,9 +34,9 @@ SIZES = (30, 1, 17, 40)
 DATA = digits(((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40))
 
 
-def experiment(method: str, **settings: Any) -> Experiment:
-    given = {"rounds": 2, "model": "mlp(hidden=[8])", "batch_size": 10, **settings}
-    return Experiment.build(RunConfig.checked({"method": method, **given}), data=DATA)
+def build(method: str, **settings: Any) -> Experiment:
+    values = {"rounds": 2, "model": "mlp(hidden=[8])", "batch_size": 10, **settings}
+    return Experiment.build(RunConfig.checked({"method": method, **values}), data=DATA)
 
 
 @pytest.fixture
@@ -68,9 +68,9 @@ def test_a_round_runs_the_net_once_per_batch_and_reads_every_row_once(calls: Cou
     """Batches of 10 of 30, 1, 17 and 40 rows: 3 + 1 + 2 + 4 = 10 steps a round, 20 in two. The one
     evaluation, of 6 test rows each, is 4 more, received and trained: 8. Every row is read once an
     epoch, all of a client's at a time; no net is made after the program's."""
-    made = experiment("fedavg", eval_every=2)
+    experiment = build("fedavg", eval_every=2)
     calls.clear()
-    start(made, Inline())
+    start(experiment, Inline())
     assert calls["body"] == calls["head"] == 20 + 8
     assert calls["rows"] == 2 * sum(SIZES) + 2 * 4 * 6
     assert calls["reads"] == 2 * 4 + 2 * 4
@@ -79,11 +79,11 @@ def test_a_round_runs_the_net_once_per_batch_and_reads_every_row_once(calls: Cou
 
 def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
     """FedRep, 4 head epochs and 1 of the body: 10 steps and 4 scans for the body instead of 50."""
-    made = experiment(
+    experiment = build(
         "fedrep(head_epochs=4, body_epochs=1, adapt_epochs=0)", rounds=1, protocol="dualfed"
     )
     calls.clear()
-    start(made, Inline())
+    start(experiment, Inline())
     evaluated = 4
     assert calls["body"] == 4 + 10 + evaluated
     assert calls["head"] == 4 * 10 + 10 + evaluated
@@ -92,9 +92,9 @@ def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
 def test_features_that_were_just_looked_at_are_not_computed_again(calls: Counter) -> None:
     """FedPAC scans the received body for its statistics; the head's epoch reads the same features.
     A client: that scan, its body's steps (10 in all), a scan of the trained body."""
-    made = experiment("fedpac", rounds=1, protocol="dualfed")
+    experiment = build("fedpac", rounds=1, protocol="dualfed")
     calls.clear()
-    start(made, Inline())
+    start(experiment, Inline())
     evaluated = 4
     assert calls["body"] == 4 + 10 + 4 + evaluated
     assert calls["head"] == 10 + 10 + evaluated
@@ -124,9 +124,8 @@ class Copies(TorchDispatchMode):
 )
 def test_a_visit_copies_the_model_few_times(method: str, models: int) -> None:
     net = Net((64,), body=nn.Linear(64, 256), head=nn.Linear(256, 64))
-    made = replace(parse_method(method), opt=Opt(batch=8))
-    program = Program(made, net, 1)
-    data = experiment("fedavg").data.client(0)
+    program = Program(replace(parse_method(method), opt=Opt(batch=8)), net, 1)
+    data = build("fedavg").data.client(0)
     plan = program.schedule(1)[-1]
     r = Round(program, plan, initial_server(program), [0])
     visit = Visit(program, 0, _flat(data), send(r, 0), None)
@@ -164,10 +163,10 @@ def test_a_pool_sends_the_model_once_per_message(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pool, "send", counting_send)
     data = digits(*[((i % 10,), 12) for i in range(40)], held_out=1)
     config = RunConfig(rounds=1, model="mlp(hidden=[8])", protocol="fedpac")
-    made = Experiment.build(config, data=data)
+    experiment = Experiment.build(config, data=data)
     engine = pool.Pool(1)
     try:
-        result = start(made, engine)
+        result = start(experiment, engine)
     finally:
         engine.close()
     assert messages == [0] + [nbytes(result.server)] * 11  # first the program
