@@ -97,7 +97,7 @@ def _wrapped(paragraph: str, width: int) -> str:
 
 
 def _arguments(entry: Callable[..., Any]) -> list[str]:
-    hidden = {"opt", "terms"}
+    hidden = {"opt", "server", "terms"}
     if isinstance(entry, type):
         return [f"{f.name}={f.default!r}" for f in fields(entry) if f.name not in hidden]
     taken = inspect.signature(entry).parameters.values()
