@@ -16,6 +16,7 @@ from fedloom.core.phase import Opt as Opt
 from fedloom.core.phase import Phase as Phase
 from fedloom.core.protocol import Protocol as Protocol
 from fedloom.core.round import Round as Round
+from fedloom.core.server_optimizers import ServerOpt as ServerOpt
 from fedloom.core.site import Site as Site
 from fedloom.core.task import Classification as Classification
 from fedloom.core.task import Task as Task

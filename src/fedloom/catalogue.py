@@ -142,7 +142,7 @@ def _wrapped(paragraph: str, width: int) -> str:
 
 def _arguments(entry: Callable[..., Any]) -> list[str]:
     """What an expression may write, with the defaults; not what a run fills in itself."""
-    filled = {"opt", "terms", "shape", "classes", "vocabulary"}
+    filled = {"opt", "server", "terms", "shape", "classes", "vocabulary"}
     parameters = inspect.signature(entry).parameters.values()
     return [
         p.name if p.default is p.empty else f"{p.name}={p.default!r}"

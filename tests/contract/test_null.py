@@ -19,6 +19,7 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.rng import generator
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.term import Term
 from fedloom.core.tree import Tree
 from fedloom.data import FederatedData
@@ -161,7 +162,7 @@ def test_local_with_one_client_is_fedavg_with_one_client() -> None:
 
 
 def test_a_server_that_takes_no_step_stays_where_it_began() -> None:
-    assert same(trained(FedAvg(server_lr=0.0)).server[METHOD], net().tree())
+    assert same(trained(FedAvg(server=ServerOpt(lr=0.0))).server[METHOD], net().tree())
 
 
 # ------------------------------------------------------------------ Ditto
@@ -199,7 +200,7 @@ def test_dittos_personal_model_ignores_the_global_sides_settings() -> None:
     sides = [
         Ditto,
         lambda **k: Ditto(**k) + Proximal(mu=1.0),
-        lambda **k: Ditto(server_lr=0.5, **k),
+        lambda **k: Ditto(server=ServerOpt(lr=0.5), **k),
     ]
     for lam, rounds in ((0.0, ROUNDS), (1.0, 1)):
         plain, prox, slow = (trained(side(lam=lam), rounds=rounds) for side in sides)

@@ -14,6 +14,7 @@ from fedloom.core.message import Down, Up
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, merge
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Visit
 from fedloom.core.tree import nbytes
 from fedloom.methods.fedavg import FedAvg
@@ -30,10 +31,10 @@ CLIENTS = (rows(16.0, n=1), rows(-8.0, n=3))
     [
         ({}, 0.5),
         ({"weighting": "uniform"}, 5.0),
-        ({"server_lr": 0.5}, 4.25),
-        ({"server_lr": 2.0}, -7.0),
-        ({"server_lr": 0.0}, 8.0),
-        ({"weighting": "uniform", "server_lr": 0.5}, 6.5),
+        ({"server": ServerOpt(lr=0.5)}, 4.25),
+        ({"server": ServerOpt(lr=2.0)}, -7.0),
+        ({"server": ServerOpt(lr=0.0)}, 8.0),
+        ({"weighting": "uniform", "server": ServerOpt(lr=0.5)}, 6.5),
     ],
 )
 def test_one_round(settings, expected):
@@ -148,7 +149,7 @@ def test_fedavg_ft_tunes_what_it_says(tune, b, h):
     """Output hb with b = 2, h = 1, a = 4, lr = 1/4: residual -2, dh = -2 b = -4,
     db = -2 h = -2, so one step makes h = 2 and, where the body moves too, b = 2.5.
     `server_lr=0` holds the global model at its start."""
-    method = FedAvgFT(opt=full(0.25), server_lr=0.0, adapt_epochs=1, tune=tune)
+    method = FedAvgFT(opt=full(0.25), server=ServerOpt(lr=0.0), adapt_epochs=1, tune=tune)
     play = Play(method, product(2.0, 1.0), rows(4.0)).round().adapt()
     assert kept(play, 0, "final/model", "body.weight") == b
     assert kept(play, 0, "final/model", "head.weight") == h

@@ -18,7 +18,6 @@ from fedloom.methods import parse_method
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedgen import FedGen
-from fedloom.ops.adam import Adam
 from helpers import finite, mlp, same
 
 CLOUDS = [cloud(0, 14, (0, 1)), cloud(1, 9, (1,)), cloud(2, 1, (0,)), cloud(3, 11, (2, 1))]
@@ -184,17 +183,6 @@ def test_the_generator_learns_what_the_heads_know():
     before = torch.stack([net.stage(head, "head", z_0) for head in heads])
     assert float(term._ensemble_loss(after, y, counts)) < 0.1
     assert float(term._ensemble_loss(before, y, counts)) > 0.1
-
-
-def test_adam_by_hand():
-    """Gradients 1, then -2, lr 1/4. Step 1: m/c = 1, v/c = 1: down by 1/4. Step 2: m = 0.09 - 0.2
-    = -0.11, over 1 - 0.81: -0.578947; v = 0.000999 + 0.004 = 0.004999, over 0.001999: 2.500750,
-    root 1.581376: up by 0.25 * 0.578947/1.581376 = 0.091526."""
-    w = torch.tensor([0.0], dtype=torch.float64)
-    adam = Adam([w], lr=0.25)
-    for g in (1.0, -2.0):
-        adam.step([torch.tensor([g], dtype=torch.float64)])
-    assert w.item() == pytest.approx(-0.25 + 0.091526, abs=1e-6)
 
 
 def test_eta_keeps_generated_features_apart():

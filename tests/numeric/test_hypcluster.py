@@ -13,6 +13,7 @@ from quadratic import Play, full, point, product, rows, value
 
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
 from fedloom.method_tools.stacked_models import pick_model
@@ -117,7 +118,7 @@ def test_one_model_is_fedavg_bit_for_bit(server_lr):
     fedavg, one = (
         run(Program(m, mlp(norm=True), 3), tables(7, 10, 5), rounds=3, participation=0.67)
         for m in (
-            FedAvg(opt=SLOW, server_lr=server_lr),
+            FedAvg(opt=SLOW, server=ServerOpt(lr=server_lr)),
             HypCluster(k=1, opt=SLOW, server_lr=server_lr),
         )
     )

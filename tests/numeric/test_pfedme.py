@@ -17,6 +17,7 @@ from quadratic import Play, full, kept, point, rows, server_value, value
 from fedloom.core.net import METHOD
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
@@ -82,7 +83,7 @@ def test_the_inner_steps_share_the_batch():
 def test_server_mixes_with_beta():
     """w = 16, a = (0, 16): w_i = (14.875, 16), whose plain mean is 15.4375 though n = (1, 4).
     beta = 2: 16 + 2 (15.4375 - 16) = 14.875."""
-    play = Play(pfedme(server_lr=2.0), point(16.0), rows(0.0), rows(16.0, n=4)).round()
+    play = Play(pfedme(server=ServerOpt(lr=2.0)), point(16.0), rows(0.0), rows(16.0, n=4)).round()
     assert server_value(play) == 14.875
 
 

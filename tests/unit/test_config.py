@@ -9,8 +9,11 @@ import pytest
 
 from fedloom.core.phase import Opt
 from fedloom.core.protocol import PROTOCOLS
+from fedloom.core.server_optimizers import ServerOpt
+from fedloom.core.settings import OPT_KEYS, SERVER_KEYS
 from fedloom.errors import BadInput
-from fedloom.runs.config import OPT_KEYS, RunConfig
+from fedloom.expression import literal
+from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 
 
@@ -92,13 +95,19 @@ def test_every_key_is_described_and_what_help_says_of_training_is_true() -> None
     """Help cannot import torch for `Opt`, so its defaults are written down twice."""
     for key, field in RunConfig.model_fields.items():
         assert field.description, key
-    for key, name in OPT_KEYS.items():
-        said = (RunConfig.model_fields[key].description or "").partition("by default ")[2]
-        if said:
-            assert float(said.replace("none", "0")) == getattr(Opt(), name), key
+    defaults = {key: getattr(Opt(), name) for key, name in OPT_KEYS.items()}
+    defaults |= {key: getattr(ServerOpt(), name) for key, name in SERVER_KEYS.items()}
+    for key, default in defaults.items():
+        written = (RunConfig.model_fields[key].description or "").partition("by default ")[2]
+        if written:
+            value = literal("0" if written == "none" else written)
+            assert value == default, key
     assert {
         k for k, f in RunConfig.model_fields.items() if "by default " in str(f.description)
-    } >= {"lr", "epochs", "batch_size", "momentum", "weight_decay", "clip", "decay"}
+    } >= {
+        *("optimizer", "lr", "epochs", "batch_size", "momentum", "weight_decay", "clip", "decay"),
+        *("server_optimizer", "server_lr", "server_beta2", "server_tau"),
+    }
     described = str(RunConfig.model_fields["protocol"].description)
     assert set(described.replace(" or ", ", ").split(", ")) == set(PROTOCOLS)
 

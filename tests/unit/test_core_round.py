@@ -16,6 +16,7 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.term import Term
 from fedloom.core.tree import clone_state
 from fedloom.errors import LeakError
@@ -60,7 +61,7 @@ def test_uniform_weighting_ignores_samples() -> None:
 
 def test_server_lr_is_a_step_towards_the_mean() -> None:
     """x + 0.5 (4 - x); the integer counter goes from 0 to 2 and stays an integer."""
-    prog = program(server_lr=0.5)
+    prog = program(server=ServerOpt(lr=0.5))
     old = prog.nets[0].tree()
     model = merged(prog, {0: upload(prog, 4)})[METHOD]
     assert torch.equal(model["head.weight"], old["head.weight"] + 0.5 * (4 - old["head.weight"]))
@@ -88,7 +89,7 @@ def test_nobody_answering_changes_nothing() -> None:
 
 
 def test_the_old_server_state_is_not_modified() -> None:
-    prog = program(server_lr=0.5)
+    prog = program(server=ServerOpt(lr=0.5))
     server = initial_server(prog)
     r = Round(prog, PLAN, server, [0])
     copy = clone_state(server)

@@ -35,6 +35,7 @@ from fedloom.core.program import Program
 from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.core.round import initial_server
 from fedloom.core.score import ClientScore
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Visit
 from fedloom.core.task import Classification
 from fedloom.core.tree import clone_state
@@ -66,7 +67,7 @@ class Staged(Method):
     """Moves all mass to the class that stands for what is being done."""
 
     name: ClassVar[str] = "staged"
-    server_lr: float = 0.0
+    server: ServerOpt = field(default_factory=lambda: ServerOpt(lr=0.0))
     opt: Opt = field(default_factory=lambda: Opt(lr=1.0, batch=64))
     tunes: bool = True
 

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.analysis.probe import Fitted, Whitening, positive, whitened
+from fedloom.core.optimizers import make_optimizer
+from fedloom.core.phase import Opt
 from fedloom.core.rng import generator
-from fedloom.ops.adam import Adam
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class MLPProbe:
         """`steps` batches, a new order in every pass, the last batch of a pass as it comes."""
         draws = generator("probe", key)
         weights = initial_weights((x.shape[1], self.hidden, self.hidden, classes), draws)
-        adam = Adam(weights, self.lr)
+        adam = make_optimizer(weights, Opt("adam", lr=self.lr))
         for rows in islice(_batches(len(x), self.batch, draws), self.steps):
             for w in weights:
                 w.requires_grad_(True)

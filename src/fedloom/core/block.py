@@ -27,8 +27,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedloom.core.method import Method
 from fedloom.core.net import Net
-from fedloom.core.phase import Phase, Schedule
-from fedloom.core.sgd import clipped
+from fedloom.core.optimizers import clipped
+from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.site import Site, Visit, _Loop
 from fedloom.core.task import Classification
 from fedloom.core.term import Batch, Term
@@ -46,8 +46,10 @@ def joinable(visit: Visit) -> bool:
     """Can this client be trained side by side with others, and nothing tell the difference?"""
     method, kind = visit.program.method, visit.down.plan.kind
     hooks = ("loss", "local", "step") if kind == "train" else ("loss",)  # adapting steps plainly
+    phases = method.phases if kind == "train" else method.adapt
     return (
         kind != "special"
+        and all(_steps_alike(phase.over(method.opt).opt) for phase in phases)
         and all(getattr(type(method), hook) is getattr(Method, hook) for hook in hooks)
         and not any(part.overrides(hook) for part in method.parts for hook in ("inputs", "grads"))
         and not any(term.overrides("loss") for term in method.terms)
@@ -56,6 +58,12 @@ def joinable(visit: Visit) -> bool:
         and len(visit.data.train) > 0
         and not visit.data.train.augmented
     )
+
+
+def _steps_alike(opt: Opt) -> bool:
+    """Does its optimiser move stacked tensors as it moves single ones? The roots and quotients of
+    the adaptive ones are of no such promise; and kept state is one client's."""
+    return opt.name == "sgd" and not opt.keep_state
 
 
 def _batchable(net: Net, device: torch.device) -> bool:
@@ -125,12 +133,12 @@ class Block(Site):
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """Member by member: over all rows of one client at once, as it does alone."""
-        found = []
+        by_member = []
         for member in self.members:
             member._loop = loop
-            found.append(member._fixed_outputs(loop, member.w))
+            by_member.append(member._fixed_outputs(loop, member.w))
             member._loop = None
-        return {stage: torch.stack([f[stage] for f in found]) for stage in found[0]}
+        return {stage: torch.stack([out[stage] for out in by_member]) for stage in by_member[0]}
 
     def grad(self, b: Batch, w: Tree | None = None, corrected: bool = True) -> Tree:
         """Every member's gradient, stacked: one forward and one backward pass."""
@@ -145,10 +153,10 @@ class Block(Site):
         loop.loss_sum += losses.sum()
         loop.batches += 1
         leaves = [self.w[k] for k in loop.keys]
-        found = torch.autograd.grad(rows.sum() / b.idx.shape[1], leaves, allow_unused=True)
+        gradients = torch.autograd.grad(rows.sum() / b.idx.shape[1], leaves, allow_unused=True)
         return {
             k: torch.zeros_like(leaf) if v is None else v
-            for k, leaf, v in zip(loop.keys, leaves, found, strict=True)
+            for k, leaf, v in zip(loop.keys, leaves, gradients, strict=True)
         }
 
     def _logits(self, w: Tree, x: Tensor, fixed: Mapping[str, Tensor]) -> Tensor:

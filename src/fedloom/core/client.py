@@ -12,6 +12,7 @@ from fedloom.core.evaluate import FINAL, Ask, adapt, score_client
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
+from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import ClientScore, Moment
 from fedloom.core.site import Site, Visit
@@ -134,6 +135,8 @@ def _measure(site: Site, ask: Ask | None, moment: Moment) -> tuple[ClientScore, 
 def check_upload(site: Site, up: State) -> None:
     """No slice of an unknown part, no personal model key, no tensor that is a personal one."""
     where = f"client {site.cid}, {site.plan}"
+    if OPTIMIZER in up:
+        raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
     if strange := sorted(set(up) - set(site.program.writers())):
         raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
     if personal := sorted(set(up.get(METHOD, {})) - site.shared):
@@ -144,6 +147,8 @@ def check_upload(site: Site, up: State) -> None:
         for k, v in tree.items()
         if k not in site.shared and v.numel() > 0
     }
+    optimizer = site.own.get(OPTIMIZER, {}).values()
+    private |= {v.untyped_storage().data_ptr() for v in optimizer if v.numel() > 0}
     for name, tree in up.items():
         for k, v in tree.items():
             if v.untyped_storage().data_ptr() in private:

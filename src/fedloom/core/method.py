@@ -9,7 +9,9 @@ from torch import Tensor
 
 from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.phase import Opt, Phase
+from fedloom.core.server_optimizers import ServerOpt, server_step
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone, select
 from fedloom.errors import BadInput
@@ -29,14 +31,17 @@ class Method(Term, frame=True):
 
     no_global: ClassVar[str] = ""
     """Why there is no global model, where that does not follow from the shared tensors."""
+    passes_on_average: ClassVar[bool] = False
+    """An `aggregate` of its own returns every slice that the default one does, so that a server
+    optimiser works; without this one is refused."""
     shared: str = "*"
     """Pattern of the model keys that may leave a client."""
     weighting: Literal["samples", "uniform"] = "samples"
     """How clients weigh in the mean: by training rows, or all alike."""
-    server_lr: float = 1.0
-    """How far the server moves towards the mean."""
     opt: Opt = field(default_factory=Opt)
     """How clients train."""
+    server: ServerOpt = field(default_factory=ServerOpt)
+    """How the server moves towards the mean."""
     terms: tuple[Term, ...] = ()
     """What was added with `+`."""
 
@@ -113,12 +118,15 @@ class Method(Term, frame=True):
         return float(up.n) if self.weighting == "samples" else 1.0
 
     def aggregate(self, r: Round) -> State:
-        """The weighted mean of the uploads, or a step of `server_lr` towards it."""
-        new, old = r.mean(METHOD), r.server[METHOD]
-        if self.server_lr == 1:
-            return {METHOD: new}
-        step = self.server_lr
-        return {METHOD: {k: (x + step * (new[k] - x)).to(x.dtype) for k, x in old.items()}}
+        """The weighted mean of the uploads, or a step of the server's optimiser towards it."""
+        model, state = server_step(
+            self.server,
+            r.server[METHOD],
+            r.mean(METHOD),
+            r.server.get(OPTIMIZER, {}),
+            r.net.params,
+        )
+        return {METHOD: model, OPTIMIZER: state} if state else {METHOD: model}
 
     # ------------------------------------------------------------------ client
 

@@ -2,42 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 from torch import Generator, Tensor
 
-from fedloom.errors import BadInput
+from fedloom.core.optimizers import OPTIMIZERS
+from fedloom.core.settings import OptimizerName, Settings
+from fedloom.errors import BadInput, UnknownName
+
+_AT_LEAST = {"lr": 0, "epochs": 0, "batch": 1, "weight_decay": 0, "clip": 0, "decay": 0}
+_CONSTANTS: dict[str, float | None] = {"momentum": 0.0, "beta1": None, "beta2": None, "eps": None}
+"""Fields that not every optimiser reads, with their defaults."""
 
 
 @dataclass(frozen=True)
-class Opt:
+class Opt(Settings):
     """How a client trains, unless a phase says otherwise.
 
     `steps` counts mini-batches and, when given, stands in for `epochs`; `decay` multiplies the
     learning rate once per round; `clip` bounds the gradient's norm (0: no bound). `drop_last`
     leaves out an incomplete last batch, except where it is a client's only one. `replacement`
     draws every batch anew from all rows.
+
+    `name` is the optimiser: sgd (reads `momentum`), adam and adamw (`beta1` 0.9, `beta2` 0.999,
+    `eps` 1e-8), adagrad (`eps` 1e-10) or rmsprop (`beta2` 0.99, `eps` 1e-8, `momentum`). Only
+    adamw takes `weight_decay` off the weights; the others add it to the gradient. What an
+    optimiser remembers is forgotten after every phase; with `keep_state` the client keeps it for
+    the same phase of its next round.
+
+    >>> Opt("adamw", lr=1e-3, weight_decay=0.01).own(Opt())
+    {'name': 'adamw', 'lr': 0.001, 'weight_decay': 0.01}
     """
 
+    name: OptimizerName = "sgd"
     lr: float = 0.05
     epochs: int = 1
     batch: int = 10
     steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    beta1: float | None = None
+    beta2: float | None = None
+    eps: float | None = None
+    keep_state: bool = False
     clip: float = 0.0
     decay: float = 1.0
     drop_last: bool = False
     replacement: bool = False
 
     def __post_init__(self) -> None:
-        for name, low in (("lr", 0), ("epochs", 0), ("batch", 1), ("clip", 0), ("decay", 0)):
+        if self.name not in OPTIMIZERS:
+            raise UnknownName("optimizer", self.name, OPTIMIZERS)
+        for name, low in _AT_LEAST.items():
             if getattr(self, name) < low:
                 raise BadInput(f"{name} must be at least {low}, got {getattr(self, name)}")
         if self.steps is not None and self.steps < 1:
             raise BadInput(f"steps must be at least 1, got {self.steps}")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
+                raise BadInput(f"{name} is 0 or more and below 1, not {getattr(self, name)}")
+        if self.eps is not None and self.eps < 0:
+            raise BadInput(f"eps must be at least 0, got {self.eps}")
+        for name in self._unread():
+            if getattr(self, name) != _CONSTANTS[name]:
+                read = ", ".join(OPTIMIZERS[self.name].constants)
+                raise BadInput(
+                    f"optimizer {self.name} does not read {name} (it reads {read}); leave it out"
+                )
+
+    def _unread(self) -> list[str]:
+        """Constants of other optimisers."""
+        return [name for name in _CONSTANTS if name not in OPTIMIZERS[self.name].constants]
+
+    def filled(self, values: Mapping[str, Any], own: Collection[str]) -> Self:
+        """The same with a run's values, but for what is the method's own.
+
+        A method with epochs of its own does not take the run's steps, which would stand in for
+        them; one with an optimiser of its own takes no constants that only others read.
+        """
+        foreign = self._unread() if "name" in own else []
+        if "epochs" in own:
+            foreign.append("steps")
+        return super().filled(values, {*own, *foreign})
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """The same with a phase's values; constants that its optimiser does not read go."""
+        read = OPTIMIZERS[values.get("name", self.name)].constants
+        unread = {name: default for name, default in _CONSTANTS.items() if name not in read}
+        return replace(self, **{**values, **unread})
 
 
 @dataclass(frozen=True)
@@ -45,7 +100,9 @@ class Phase:
     """One stretch of local training. None means: what `Opt` says.
 
     `train` is a pattern over the model's keys. With `frozen_eval` a stage without a trained tensor
-    runs in evaluation mode, so that a frozen body's BatchNorm statistics do not move.
+    runs in evaluation mode, so that a frozen body's BatchNorm statistics do not move. The
+    optimiser's state is kept under the phase's name; that of a second model (`s.fit(phase, w=...)`)
+    only where the phase itself says `keep_state`.
     """
 
     name: str = "local"
@@ -58,6 +115,8 @@ class Phase:
     weight_decay: float | None = None
     clip: float | None = None
     frozen_eval: bool = True
+    optimizer: OptimizerName | None = None
+    keep_state: bool | None = None
 
     def over(self, opt: Opt, t: int = 1) -> Schedule:
         """This phase on top of `opt`, in round `t`.
@@ -65,11 +124,19 @@ class Phase:
         >>> Phase(epochs=4).over(Opt(lr=0.1, decay=0.5), t=3).opt.lr
         0.025
         """
-        said = {f.name: v for f in fields(opt) if (v := getattr(self, f.name, None)) is not None}
+        values: dict[str, Any] = {
+            name: value for name in _PHASE_FIELDS if (value := getattr(self, name)) is not None
+        }
+        if self.optimizer is not None:
+            values["name"] = self.optimizer
         if self.epochs is not None and self.steps is None:
-            said["steps"] = None
-        opt = replace(opt, **said)
-        return Schedule(self, replace(opt, lr=opt.lr * opt.decay ** max(t - 1, 0)))
+            values["steps"] = None
+        rate = values.get("lr", opt.lr) * opt.decay ** max(t - 1, 0)
+        return Schedule(self, opt.changed({**values, "lr": rate}))
+
+
+_PHASE_FIELDS = ["epochs", "steps", "lr", "batch", "momentum", "weight_decay", "clip", "keep_state"]
+"""What a phase and `Opt` have under the same name."""
 
 
 def tuning(train: str, epochs: int, lr: float | None = None) -> tuple[Phase, ...]:

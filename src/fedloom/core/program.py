@@ -12,7 +12,10 @@ from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.rng import generator, rng_scope
+from fedloom.core.server_optimizers import ServerOpt
+from fedloom.core.settings import SERVER_KEYS
 from fedloom.core.task import Classification, Task
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
@@ -86,7 +89,8 @@ class Program:
 
     def writers(self) -> dict[str, str]:
         """Slice -> the part that may write it."""
-        return {METHOD: self.method.name} | {p.name: p.name for p in self.method.parts}
+        of_method = {METHOD: self.method.name, OPTIMIZER: self.method.name}
+        return of_method | {p.name: p.name for p in self.method.parts}
 
     def global_model_missing(self) -> str:
         """Why there is no global model; empty if there is one."""
@@ -124,12 +128,21 @@ def _check_pattern(what: str, pattern: str, net: Net) -> None:
 
 
 def check_composition(method: Method) -> None:
-    """Names are unique and no part refuses another."""
+    """Names are unique, no part refuses another, and a server optimiser would do something."""
     names = [p.name for p in method.parts]
     for name in names:
+        if name in (METHOD, OPTIMIZER):
+            raise BadInput(f"no part can be called {name!r}, which names a slice; rename it")
         if names.count(name) > 1:
             raise BadInput(f"{name!r} appears twice in the sum; use it once")
     for part in method.parts:
         for other in part.refuses:
             if other in names:
                 raise BadInput(f"{part.name} and {other} cannot be combined; leave one out")
+    own_aggregate = type(method).aggregate is not Method.aggregate
+    if method.server != ServerOpt() and own_aggregate and not method.passes_on_average:
+        settings = ", ".join(f"{k}={getattr(method.server, f)!r}" for k, f in SERVER_KEYS.items())
+        raise BadInput(
+            f"{method.name} makes the server's model in its own way and takes no server optimiser"
+            f" ({settings}); leave these settings out"
+        )

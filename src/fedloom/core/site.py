@@ -15,10 +15,10 @@ from fedloom.core.data import ClientData, Split
 from fedloom.core.message import Down, Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.optimizers import OPTIMIZER, Optimizer, make_optimizer
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
-from fedloom.core.sgd import SGD
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
@@ -64,7 +64,7 @@ class _Loop:
     inputs: list[Callable[[Batch, Site], None]]
     losses: list[Callable[[Batch, Site], Tensor | float]]
     corrections: list[Callable[[Tree, Site], Tree]]
-    sgd: SGD
+    optimizer: Optimizer
     loss_sum: Tensor
     fixed: dict[str, Tensor] = field(default_factory=dict)
     """Outputs, for every training row, of stages that cannot change during this fit."""
@@ -112,7 +112,8 @@ class Site:
     down: State
     """What the server sent, by slice. Read-only: copy before you change anything."""
     own: State
-    """What the client keeps from round to round, by slice; hooks write their own slice."""
+    """What the client keeps from round to round, by slice; hooks write their own slice, and the
+    loop writes `optimizer` where an optimiser's state is kept."""
     shared: frozenset[str]
     """Model keys that may leave the client."""
     memo: dict[Hashable, Any]
@@ -272,10 +273,15 @@ class Site:
         self._loop = loop = self._prepare(schedule, which)
         if plain:
             loop.corrections = []
+        keeps_optimizer = self._keeps_optimizer(loop) and not plain
+        if keeps_optimizer:
+            self._restore_optimizer(loop)
         with rng_scope(*self.plan.key, self.cid, "layers", *tag):
             loop.fixed = self._fixed_outputs(loop, begin)
             self._train(schedule, tag, plain)
         trained = {k: v.detach() for k, v in self.w.items()}
+        if keeps_optimizer:
+            self._store_optimizer(loop)
         if w is None:
             outer = (trained, *outer[1:])
             for k in loop.keys:
@@ -311,9 +317,29 @@ class Site:
             inputs=[p.inputs for p in parts if p.overrides("inputs")],
             losses=[t.loss for t in self.terms if t.overrides("loss")],
             corrections=[p.grads for p in parts if p.overrides("grads")],
-            sgd=SGD([self.w[k] for k in keys], opt, decayed=len(of_method)),
+            optimizer=make_optimizer([self.w[k] for k in keys], opt, decayed=len(of_method)),
             loss_sum=torch.zeros((), device=self.device),
         )
+
+    # An optimiser's state that is kept lies in a slice of its own, under model, phase and tensor.
+
+    def _keeps_optimizer(self, loop: _Loop) -> bool:
+        """A round that trains may keep it; of a second model where its phase says so."""
+        wanted = loop.opt.keep_state if loop.training == "model" else loop.phase.keep_state
+        return bool(wanted) and self.plan.kind == "train"
+
+    def _restore_optimizer(self, loop: _Loop) -> None:
+        prefix = _optimizer_prefix(loop)
+        kept = self.own.get(OPTIMIZER, {})
+        state = {k.removeprefix(prefix): v for k, v in kept.items() if k.startswith(prefix)}
+        loop.optimizer.restore(loop.keys, state)
+
+    def _store_optimizer(self, loop: _Loop) -> None:
+        prefix = _optimizer_prefix(loop)
+        kept = self.own.get(OPTIMIZER, {})
+        of_others = {k: v for k, v in kept.items() if not k.startswith(prefix)}
+        state = {prefix + k: v for k, v in loop.optimizer.state(loop.keys).items()}
+        self.own[OPTIMIZER] = {**of_others, **state}
 
     def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
         loop = self._running
@@ -403,5 +429,10 @@ class Site:
     def apply(self, g: Tree) -> None:
         """Clip and take the optimiser's step with this gradient."""
         loop = self._running
-        loop.sgd.step([g[k] for k in loop.keys])
+        loop.optimizer.step([g[k] for k in loop.keys])
         loop.applied += 1
+
+
+def _optimizer_prefix(loop: _Loop) -> str:
+    """What the keys of a kept optimiser's state begin with."""
+    return f"{loop.training}/{loop.phase.name}/"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, stage_of
-from fedloom.core.sgd import SGD
+from fedloom.core.optimizers import Optimizer, make_optimizer
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
@@ -112,14 +112,14 @@ class APFL(Method):
             slope = slope + (grad_m[k] * (v[k] - s.w[k].detach())).sum()
         return slope
 
-    def _optimiser_of_v(self, s: Site) -> SGD:
+    def _optimiser_of_v(self, s: Site) -> Optimizer:
         """Made once for a call of `fit`, whose own optimiser moves w."""
         if self.name not in s.memo:
             v = [s.own[self.name][k] for k in s.keys]
             opt = s.phase.over(s.opt, s.plan.t).opt
             decayed = sum(s.net.owner[stage_of(k)] == METHOD for k in s.keys)
-            s.memo[self.name] = SGD(v, opt, decayed)
-        optimiser: SGD = s.memo[self.name]
+            s.memo[self.name] = make_optimizer(v, opt, decayed)
+        optimiser: Optimizer = s.memo[self.name]
         return optimiser
 
     def personalize(self, s: Site) -> State:

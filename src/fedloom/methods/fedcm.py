@@ -10,6 +10,7 @@ import torch
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD
 from fedloom.core.round import Round
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Site
 from fedloom.core.term import Term
 from fedloom.core.tree import State, Tree
@@ -92,4 +93,4 @@ def FedCM(alpha: float = 0.1, server_lr: float = 1.0) -> Method:
     >>> FedCM().weighting
     'uniform'
     """
-    return FedAvg(weighting="uniform", server_lr=server_lr) + ClientMomentum(alpha)
+    return FedAvg(weighting="uniform", server=ServerOpt(lr=server_lr)) + ClientMomentum(alpha)

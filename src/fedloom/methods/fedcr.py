@@ -59,6 +59,7 @@ class FedCR(Method):
 
     name: ClassVar[str] = "fedcr"
     family: ClassVar[str] = "representation"
+    passes_on_average: ClassVar[bool] = True
     # Its likelihood takes hard labels, and its logits are [n, S, K].
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "fedbr")
     shared: str = "* !head.*"

@@ -97,6 +97,7 @@ class FedETF(Method):
             "head.vertices",
             epochs=self.turn_epochs,
             lr=self.simplex_lr,
+            optimizer="sgd",
             momentum=0.0,
             weight_decay=0.0,
         )

@@ -11,13 +11,14 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core.net import METHOD, Net
+from fedloom.core.optimizers import make_optimizer
+from fedloom.core.phase import Opt
 from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone
 from fedloom.errors import BadInput
 from fedloom.methods import register
-from fedloom.ops.adam import Adam
 from fedloom.ops.diversity import sameness
 
 
@@ -157,7 +158,7 @@ class FedGen(Term):
         p_y = counts.sum(0)  # P(y), not normalised
         slice_ = {**clone(r.server[self.name]), "counts": p_y}
         weights = [v.requires_grad_() for k, v in slice_.items() if k != "counts"]
-        adam = Adam(weights, self.lr)
+        adam = make_optimizer(weights, Opt("adam", lr=self.lr))
         gen = r.gen(self.name)
         for _ in range(self.steps):
             y = torch.multinomial(p_y, self.server_batch, True, generator=gen)

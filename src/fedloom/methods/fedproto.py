@@ -57,6 +57,7 @@ class FedProto(Method):
 
     name: ClassVar[str] = "fedproto"
     family: ClassVar[str] = "representation"
+    passes_on_average: ClassVar[bool] = True
     # A mixture of two classes has no prototype; control variates correct shared weights only.
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "control_variates")
     shared: str = ""

@@ -52,6 +52,7 @@ class GroupDRO(Method):
 
     name: ClassVar[str] = "groupdro"
     family: ClassVar[str] = "fairness"
+    passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "uniform"
     eta: float = 0.01

@@ -33,7 +33,8 @@ class HypCluster(Method):
 
     Hyper-parameters: `k` 3 (FedPAC: 3 and 5). `common`: a pattern of keys that all clients train
     together whichever model they chose, IFCA's weight sharing ("body.*" leaves k heads); these are
-    sent once and not k times. `ifca` is this method with uniform weights.
+    sent once and not k times. `server_lr` 1.0 moves a model all the way to its mean. `ifca` is this
+    method with uniform weights.
 
     Deviations: the papers leave open how the k models begin. Here w_1 begins with the weights of
     the network as it was built (which may be pretrained), and the layers of the others are drawn
@@ -54,6 +55,7 @@ class HypCluster(Method):
     refuses: ClassVar[tuple[str, ...]] = ("client_momentum", "control_variates")
     k: int = 3
     common: str = ""
+    server_lr: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()

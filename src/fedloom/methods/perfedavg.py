@@ -73,7 +73,7 @@ class PerFedAvg(Method):
     def adapt(self) -> tuple[Phase, ...]:
         if not self.adapt_steps:
             return ()
-        plain = Phase("tune", momentum=0.0, weight_decay=0.0, clip=0.0)
+        plain = Phase("tune", optimizer="sgd", momentum=0.0, weight_decay=0.0, clip=0.0)
         return (replace(plain, steps=self.adapt_steps, lr=self.alpha),)
 
     def step(self, b: Batch, s: Site) -> None:

@@ -11,8 +11,8 @@ from torch.func import functional_call
 
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.optimizers import clipped
 from fedloom.core.round import Round
-from fedloom.core.sgd import clipped
 from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register

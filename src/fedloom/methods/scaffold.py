@@ -10,6 +10,7 @@ import torch
 from fedloom.core.message import Up
 from fedloom.core.method import Method
 from fedloom.core.round import Round
+from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Site
 from fedloom.core.term import Term
 from fedloom.core.tree import State, Tree
@@ -97,4 +98,4 @@ def SCAFFOLD(server_lr: float = 1.0) -> Method:
     >>> SCAFFOLD().weighting
     'uniform'
     """
-    return FedAvg(weighting="uniform", server_lr=server_lr) + ControlVariates()
+    return FedAvg(weighting="uniform", server=ServerOpt(lr=server_lr)) + ControlVariates()

@@ -76,6 +76,7 @@ class SphereFed(Method):
 
     name: ClassVar[str] = "spherefed"
     family: ClassVar[str] = "fixed classifier"
+    passes_on_average: ClassVar[bool] = True
     after: ClassVar[tuple[str, ...]] = ("calibrate",)
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
     ridge: float = 1e-3

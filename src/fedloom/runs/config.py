@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedloom.core.settings import OptimizerName, ServerOptimizerName
 from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
@@ -42,7 +43,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 class RunConfig(BaseModel):
     """Everything that decides a run's result, and where it is written.
 
-    Training settings that are None are left to the method (`core.phase.Opt` has the defaults).
+    Training settings that are None are left to the method (`Opt` and `ServerOpt` have the
+    defaults); those that a method has of its own, as in `fedper(lr=0.1)`, win over these.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
@@ -83,8 +85,19 @@ class RunConfig(BaseModel):
     steps: int | None = Field(None, ge=1, description="local steps, in place of epochs")
     batch_size: int | None = Field(None, ge=1, description="rows of a batch; by default 10")
     lr: float | None = Field(None, gt=0, description="learning rate; by default 0.05")
-    momentum: float | None = Field(None, ge=0, lt=1, description="of SGD; by default 0")
-    weight_decay: float | None = Field(None, ge=0, description="of SGD; by default 0")
+    optimizer: OptimizerName | None = Field(
+        None, description="sgd, adam, adamw, adagrad or rmsprop; by default sgd"
+    )
+    momentum: float | None = Field(None, ge=0, lt=1, description="of sgd, rmsprop; by default 0")
+    weight_decay: float | None = Field(None, ge=0, description="by default 0")
+    beta1: float | None = Field(None, ge=0, lt=1, description="of adam, adamw; if not set, 0.9")
+    beta2: float | None = Field(
+        None, ge=0, lt=1, description="of adam, adamw (0.999), rmsprop (0.99)"
+    )
+    eps: float | None = Field(None, ge=0, description="of all optimizers but sgd")
+    keep_optimizer_state: bool | None = Field(
+        None, description="clients keep their optimizer's state from round to round"
+    )
     clip: float | None = Field(
         None, ge=0, description="bound on the gradient's norm; by default none"
     )
@@ -93,6 +106,19 @@ class RunConfig(BaseModel):
     )
     drop_last: bool | None = Field(None, description="leave out incomplete batches")
     replacement: bool | None = Field(None, description="draw batches with replacement")
+    server_optimizer: ServerOptimizerName | None = Field(
+        None, description="sgd, momentum, adagrad, adam or yogi; by default sgd"
+    )
+    server_lr: float | None = Field(None, ge=0, description="of the server; by default 1")
+    server_beta1: float | None = Field(
+        None, ge=0, lt=1, description="of the server; if not set, 0.9, of adagrad 0"
+    )
+    server_beta2: float | None = Field(
+        None, ge=0, lt=1, description="of the server's adam, yogi; by default 0.99"
+    )
+    server_tau: float | None = Field(
+        None, gt=0, description="of the server's adagrad, adam, yogi; by default 0.001"
+    )
 
     protocol: Words = Field(
         "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
@@ -203,12 +229,22 @@ class RunSettings(TypedDict, total=False):
     steps: int | None
     batch_size: int | None
     lr: float | None
+    optimizer: OptimizerName | None
     momentum: float | None
     weight_decay: float | None
+    beta1: float | None
+    beta2: float | None
+    eps: float | None
+    keep_optimizer_state: bool | None
     clip: float | None
     decay: float | None
     drop_last: bool | None
     replacement: bool | None
+    server_optimizer: ServerOptimizerName | None
+    server_lr: float | None
+    server_beta1: float | None
+    server_beta2: float | None
+    server_tau: float | None
     protocol: str
     eval_every: int
     diagnose: str | None
@@ -239,23 +275,8 @@ def checked(model: type[Model], given: Mapping[str, Any]) -> Model:
         return model(**given)
     except ValidationError as e:
         first = e.errors()[0]
-        said = first["msg"].lower().replace("input should", "it should")
-        raise BadInput(f"{first['loc'][0]} = {first['input']!r} will not do: {said}") from None
-
-
-OPT_KEYS = {
-    "lr": "lr",
-    "epochs": "epochs",
-    "steps": "steps",
-    "batch_size": "batch",
-    "momentum": "momentum",
-    "weight_decay": "weight_decay",
-    "clip": "clip",
-    "decay": "decay",
-    "drop_last": "drop_last",
-    "replacement": "replacement",
-}
-"""Configuration key -> field of `Opt`."""
+        reason = first["msg"].lower().replace("input should", "it should")
+        raise BadInput(f"{first['loc'][0]} = {first['input']!r} will not do: {reason}") from None
 
 
 def _override(text: str) -> tuple[str, Any]:

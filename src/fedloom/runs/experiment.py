@@ -19,9 +19,9 @@ from fedloom.core.protocol import PROTOCOLS, Protocol
 from fedloom.data import FederatedData, Partition, RemoteData, federate, load
 from fedloom.data.registry import registered
 from fedloom.errors import BadInput, UnknownName
-from fedloom.methods import describe, parse_method
+from fedloom.methods import describe, parse_method, training_settings, with_run_settings
 from fedloom.models import ModelSpec, build_model
-from fedloom.runs.config import OPT_KEYS, RunConfig
+from fedloom.runs.config import RunConfig
 
 log = logging.getLogger("fedloom")
 
@@ -51,7 +51,7 @@ class Experiment:
     ) -> Experiment:
         """Objects, where given, stand in for the configuration's expressions."""
         config = config.imported()
-        made = _method(config, method)
+        filled = _method(config, method)
         divided = data if isinstance(data, RemoteData) else federated(config, data)
         clients = len(divided) - config.newcomers
         if clients < 1:
@@ -59,17 +59,17 @@ class Experiment:
                 f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
             )
         name, nets = _nets(config, model, divided)
-        program = Program(made, nets, clients, config.seed)
+        program = Program(filled, nets, clients, config.seed)
         _check_enough(program, config)
         protocol = find_protocol(config.protocol)
         protocol.check(program)
         _check_data(protocol, divided, config.newcomers)
         resolved = config.changed(
-            method=describe(made, full=True),
+            method=describe(filled, full=True),
             title=config.title or config.method,
             model=name,
             clients=len(divided),
-            **{key: getattr(made.opt, field) for key, field in OPT_KEYS.items()},
+            **training_settings(filled),
         )
         return cls(resolved, program, divided, protocol, _plans(program, config, protocol))
 
@@ -82,9 +82,9 @@ def find_protocol(name: str) -> Protocol:
 
 
 def _method(config: RunConfig, method: Method | None) -> Method:
-    made = parse_method(config.method) if method is None else method
-    said = {f: v for k, f in OPT_KEYS.items() if (v := getattr(config, k)) is not None}
-    return replace(made, opt=replace(made.opt, **said))
+    """The configured method, or the given one; the run's settings fill what it leaves open."""
+    chosen = parse_method(config.method) if method is None else method
+    return with_run_settings(chosen, config.model_dump())
 
 
 def federated(config: RunConfig, data: Any = None) -> FederatedData:

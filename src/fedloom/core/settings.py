@@ -1,0 +1,78 @@
+"""Training settings: their names in a configuration, and which of them are a method's own.
+
+Without torch, which `--help` does not wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"]
+"""Optimisers of the clients."""
+ServerOptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
+"""Optimisers of the server."""
+
+OPT_KEYS = {
+    "optimizer": "name",
+    "lr": "lr",
+    "epochs": "epochs",
+    "steps": "steps",
+    "batch_size": "batch",
+    "momentum": "momentum",
+    "weight_decay": "weight_decay",
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "eps": "eps",
+    "keep_optimizer_state": "keep_state",
+    "clip": "clip",
+    "decay": "decay",
+    "drop_last": "drop_last",
+    "replacement": "replacement",
+}
+"""Configuration key -> field of `Opt`."""
+SERVER_KEYS = {
+    "server_optimizer": "name",
+    "server_lr": "lr",
+    "server_beta1": "beta1",
+    "server_beta2": "beta2",
+    "server_tau": "tau",
+}
+"""Configuration key -> field of `ServerOpt`."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Values of which some are the method's own and the others are the run's to choose.
+
+    A method's own are those that its expression writes, and those that differ from the default of
+    its class.
+    """
+
+    written: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
+    """Fields that the method's expression writes, be it with their defaults."""
+    from_run: frozenset[str] = field(default=frozenset(), kw_only=True, repr=False, compare=False)
+    """Fields that hold a run's value."""
+
+    def own(self, default: Self) -> dict[str, Any]:
+        """The method's own values, where its class has these defaults."""
+        names = [f.name for f in fields(self) if f.compare]
+        return {
+            name: value
+            for name in names
+            if (
+                (value := getattr(self, name)) != getattr(default, name)
+                and name not in self.from_run
+            )
+            or name in self.written
+        }
+
+    def with_own(self, values: Mapping[str, Any]) -> Self:
+        """The same with these values, as the method's own."""
+        return replace(self, **values, written=self.written | values.keys())
+
+    def filled(self, values: Mapping[str, Any], own: Collection[str]) -> Self:
+        """The same with a run's values, but for what is the method's own."""
+        rest = {name: value for name, value in values.items() if name not in own}
+        return replace(self, **rest, from_run=self.from_run | rest.keys())
