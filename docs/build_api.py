@@ -85,13 +85,16 @@ def imports(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def public_names(package: str) -> dict[str, str]:
-    """Public name -> where it is imported from: what the stub lists, or else `__all__`."""
+    """Public name -> where it is imported from: what the stub lists, or `__all__`, or else every
+    class and function without an underscore."""
     if stub := parsed(file_of(package, ".pyi")):
         return imports(stub)
-    for line in parsed(file_of(package)):
+    body = parsed(file_of(package))
+    for line in body:
         if isinstance(line, ast.Assign) and name_of(line) == "__all__":
             return dict.fromkeys(ast.literal_eval(line.value), package)
-    raise SystemExit(f"{package} has neither a stub nor __all__")
+    defined = [line.name for line in body if isinstance(line, ast.ClassDef | ast.FunctionDef)]
+    return dict.fromkeys([name for name in defined if not name.startswith("_")], package)
 
 
 def find(name: str, module: str) -> Entry:
