@@ -246,6 +246,7 @@ def section(entry: Entry) -> str:
         head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     else:
         head = source_of(node)
+        head = head if len(head) <= WIDTH else head.partition(" = ")[0]  # a long value says little
     parts = [f"## {entry.name}", code(head), prose(entry.doc)]
     attributes, methods = members(node)
     parts += [attribute_table(attributes)] if attributes else []
