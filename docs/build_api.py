@@ -85,13 +85,16 @@ def imports(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def public_names(package: str) -> dict[str, str]:
-    """Public name -> where it is imported from: what the stub lists, or else `__all__`."""
+    """Public name -> where it is imported from: what the stub lists, or `__all__`, or else every
+    class and function without an underscore."""
     if stub := parsed(file_of(package, ".pyi")):
         return imports(stub)
-    for line in parsed(file_of(package)):
+    body = parsed(file_of(package))
+    for line in body:
         if isinstance(line, ast.Assign) and name_of(line) == "__all__":
             return dict.fromkeys(ast.literal_eval(line.value), package)
-    raise SystemExit(f"{package} has neither a stub nor __all__")
+    defined = [line.name for line in body if isinstance(line, ast.ClassDef | ast.FunctionDef)]
+    return dict.fromkeys([name for name in defined if not name.startswith("_")], package)
 
 
 def find(name: str, module: str) -> Entry:
@@ -243,6 +246,7 @@ def section(entry: Entry) -> str:
         head = f"class {node.name}({bases})" if bases else f"class {node.name}"
     else:
         head = source_of(node)
+        head = head if len(head) <= WIDTH else head.partition(" = ")[0]  # a long value says little
     parts = [f"## {entry.name}", code(head), prose(entry.doc)]
     attributes, methods = members(node)
     parts += [attribute_table(attributes)] if attributes else []
