@@ -23,7 +23,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -165,7 +165,7 @@ def check_import(copy: Path) -> None:
 
 
 def run_tests(copy: Path, tests: Sequence[str], limit: float | None = None) -> PytestRun:
-    """Run pytest in a copy, up to the first failure; all its processes end with it."""
+    """Run pytest in a copy, up to the first failure; workers it left behind are ended."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     begun = time.monotonic()
     with tempfile.TemporaryFile("w+") as log:
@@ -181,9 +181,11 @@ def run_tests(copy: Path, tests: Sequence[str], limit: float | None = None) -> P
         try:
             code: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             code = None
+        finally:
+            with suppress(ProcessLookupError):  # none of its processes is left
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         log.seek(0)
         return PytestRun(code, time.monotonic() - begun, log.read())
 
