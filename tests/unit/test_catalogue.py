@@ -29,9 +29,22 @@ FAMILIES = {
 
 
 def test_every_method_has_a_family() -> None:
-    """And is seen to send and keep something, or nothing, on a table of numbers."""
     assert {family(name) for name in register} == FAMILIES
-    assert all(traffic(name) for name in register)
+
+
+def test_only_local_sends_nothing() -> None:
+    assert [name for name in register if traffic(name).up == "nothing"] == ["local"]
+
+
+@pytest.mark.parametrize("name", list(register))
+def test_every_tensor_of_the_model_travels_or_stays(name: str) -> None:
+    """Both stages are named on one of the two sides; what is left out of an upload stays."""
+    seen = traffic(name)
+    up, stays = seen.up.split(", "), seen.stays.split(", ")
+    model, _, left_out = up[0].partition(" without ")
+    named = {model, *up, *stays}
+    assert named & {"model", "several models"} or {"body", "head"} <= named
+    assert not left_out or left_out in stays
 
 
 @pytest.mark.parametrize(
