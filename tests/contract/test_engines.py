@@ -12,6 +12,9 @@ from fedloom.engines.pool import Pool
 from fedloom.testing.checks import check_flower_gives_the_same, check_pool_gives_the_same
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """One for all methods; the data it shares with its processes are in a cache of its own."""
