@@ -1,5 +1,5 @@
 """The command line: `fedloom list | show | partition | run | compare | resume`, what a run left
-(`report | diagnose | ledger`) and `fedloom deploy`.
+(`report | diagnose | ledger`), `fedloom new` and `fedloom deploy`.
 
 Flags of a run are the keys of `RunConfig`. Whatever needs torch is imported inside a command, so
 that help is quick.
@@ -34,6 +34,7 @@ from fedloom.errors import (
 )
 from fedloom.extensions import load_extensions
 from fedloom.runs.config import RunConfig
+from fedloom.scaffold.command import new
 from fedloom.signals import stops_as_ctrl_c
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy_app)
+app.command()(new)
 out = Console()
 err = Console(stderr=True)
 

@@ -11,6 +11,8 @@ from cases import ALL, case
 from fedloom.engines.pool import Pool
 from fedloom.testing.checks import check_flower_gives_the_same, check_pool_gives_the_same
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:

@@ -50,9 +50,8 @@ class Net(nn.Module):
     params: frozenset[str]
     """The keys that can be trained."""
     initial: Tree
-    """The module's own values: where every client and the server begin. They share the memory of
-    its parameters and buffers, so that what is loaded into the module or changed in place counts;
-    a call with other weights leaves them as they are."""
+    """Where every client and the server begin: what the module itself holds, also after weights
+    were loaded into it (same memory); a call with other weights does not change them."""
     reads: dict[str, str | None]
     """Stage -> the stage it reads; None for a side stage."""
     owner: dict[str, str]

@@ -30,7 +30,8 @@ class DataSets(Registry):
 
 
 register_data = DataSets("data set", group="fedloom.data")
-"""Decorator and look-up of data sets."""
+"""Decorator for data of one's own: a function that returns a `Source`, a `FederatedData` or
+whatever else `load` takes; also the look-up of such functions."""
 
 
 def registered(data: Any) -> Any:

@@ -26,8 +26,10 @@ from fedloom.registry import Registry, build
 __all__ = ["ModelSpec", "build_model", "models", "register_model", "split"]
 
 models = Registry("model", "fedloom.models", "fedloom.models")
+"""Networks by name."""
 register_model = models
-"""The same, as the decorator is called in public."""
+"""Decorator for a network of one's own: a function or class that gives a module, called with
+`shape`, `classes` and `vocabulary` where it takes them."""
 
 ModelSpec = str | nn.Module | Callable[..., nn.Module]
 """An expression, a network, or what makes one: a class, or a function."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fedloom.core.threads import one_thread
 from fedloom.errors import UnknownName
@@ -25,6 +25,9 @@ __all__ = [
     "check_method",
     "parametrize_with_checks",
 ]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_method(method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Any) -> None:
@@ -57,7 +60,7 @@ def check_method(method: Checkable, *, engines: Sequence[str] = ("pool",), **nee
 
 def parametrize_with_checks(
     method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Any
-) -> Any:
+) -> Callable[[F], F]:
     """Decorator: a pytest function with the argument `check` becomes one test for each rule.
 
     The arguments are those of `check_method`.
@@ -70,7 +73,8 @@ def parametrize_with_checks(
 
     case = MethodCase.of(method, **needs)
     checks = [pytest.param(partial(_run, c, case), id=c.__name__) for c in _checks(engines)]
-    return pytest.mark.parametrize("check", checks)
+    mark: Callable[[F], F] = pytest.mark.parametrize("check", checks)
+    return mark
 
 
 def _checks(engines: Sequence[str]) -> list[Check]:

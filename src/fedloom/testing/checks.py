@@ -360,12 +360,12 @@ CHECKS: tuple[Check, ...] = (
     check_a_newcomer_joins,
     check_text_gives_the_method_back,
 )
-"""In this process."""
+"""What needs no other process."""
 ENGINE_CHECKS: dict[str, Check] = {
     "pool": check_pool_gives_the_same,
     "flower": check_flower_gives_the_same,
 }
-"""By engine, beside the one process."""
+"""By engine: its runs are compared with those of this process."""
 
 
 # ------------------------------------------------------------------ parts of checks

@@ -19,8 +19,9 @@ from fedloom.expression import Call, parse
 from fedloom.registry import Registry
 
 partitions = Registry("partition", "fedloom.data.partition", "fedloom.partitions")
+"""Partitions by name."""
 register_partition = partitions
-"""The same, as the decorator is called in public."""
+"""Decorator for a partition of one's own: a function that gives every client its rows."""
 modifiers = Registry("partition modifier", "fedloom.data.partition")
 
 CLIENTS = 20
