@@ -58,7 +58,7 @@ def test_a_rehearsal_leaves_models_and_no_process(mark: str, tmp_path: Path) -> 
     end = time.monotonic() + PATIENCE
     while process.poll() is None and time.monotonic() < end:
         seen |= listening(running(mark))
-        time.sleep(0.3)
+        time.sleep(1.0)
     done = finish(process, 60)
     assert done.code == 0, done.err
     assert not running(mark), list(map(command, running(mark)))
@@ -111,7 +111,7 @@ def check_server(project: Project) -> None:
 def test_ctrl_c_ends_every_process(mark: str, tmp_path: Path) -> None:
     process = start_fedloom("deploy", "local", "--nodes", "2", "--keep", tmp_path / "kept")
     try:
-        wait_until(lambda: len(listening(running(mark))) == 3, PATIENCE, pause=0.3)
+        wait_until(lambda: len(listening(running(mark))) == 3, PATIENCE, pause=0.5)
     finally:
         os.kill(process.pid, signal.SIGINT)
         done = finish(process, 120)

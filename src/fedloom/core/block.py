@@ -7,7 +7,7 @@ anew: the order of its batches, its loss, the norm of its gradient.
 Bits: a batched product equals the single ones only where it runs the same kernel with the same
 accumulation, which is why `F.linear` becomes one `baddbmm` (vmap would add the bias afterwards) and
 every client's loss is averaged by the call that averages it otherwise. That still is no promise for
-other machines; `engines.vectorized` compares before it trusts.
+other machines; `engines.blocks` compares before it trusts.
 """
 
 from __future__ import annotations

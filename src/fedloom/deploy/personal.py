@@ -30,7 +30,7 @@ _CARD = "card.json"
 
 
 def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, source: Source) -> None:
-    """Write a client's model; a kill leaves the one before."""
+    """Write a client's model; a kill in between leaves the previous one in place."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = f"personal-{digest(state)[:12]}.safetensors"
     card = {
@@ -52,7 +52,7 @@ def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, sour
         "versions": current_versions(),
     }
     write_atomic(folder / tensors, pack(state))
-    write_json(folder / _CARD, card)  # from here on it is the one
+    write_json(folder / _CARD, card)  # now these tensors are the model
     for old in folder.glob("personal-*.safetensors"):
         if old.name != tensors:
             old.unlink(missing_ok=True)

@@ -99,7 +99,7 @@ class Project:
 
 
 def run_configuration(root: Path) -> dict[str, Any]:
-    """Flower's run configuration, as a project has it; a site's copy needs no more of one."""
+    """Flower's run configuration, as a project has it; all that a site's copy of one needs."""
     file = root / "pyproject.toml"
     try:
         return dict(read_toml(file, "the project's", WHICH_FOLDER)["tool"]["flwr"]["app"]["config"])
