@@ -370,9 +370,9 @@ def list_command(
     load_extensions(imports or ())
     from fedloom.catalogue import catalogue, catalogue_table
 
-    found = catalogue(kind)
-    _show(None if as_json else catalogue_table(kind, found, out.width))
-    _print_json({kind: found}, as_json)
+    entries = catalogue(kind)
+    _show(None if as_json else catalogue_table(kind, entries, out.width))
+    _print_json({kind: entries}, as_json)
 
 
 @app.command()

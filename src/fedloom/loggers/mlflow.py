@@ -37,8 +37,12 @@ class MLflow(Logger):
         (folder / ".trash").mkdir(exist_ok=True)
         self._client = self._new_client(folder.resolve().as_uri())
         if log is None:
-            there = self._client.get_experiment_by_name("fedloom")
-            home = there.experiment_id if there else self._client.create_experiment("fedloom")
+            experiment = self._client.get_experiment_by_name("fedloom")
+            home = (
+                experiment.experiment_id
+                if experiment
+                else self._client.create_experiment("fedloom")
+            )
             self._run = self._client.create_run(home, run_name=title).info.run_id
         else:
             self._run = log

@@ -43,8 +43,8 @@ class TensorBoard(Logger):
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         scalar = self._summary.Summary.Value
-        found = [scalar(tag=tag, simple_value=value) for tag, value in values.items()]
-        self._add(summary=self._summary.Summary(value=found))
+        scalars = [scalar(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._add(summary=self._summary.Summary(value=scalars))
 
     def _write_summary(self, summary: Plain) -> None:
         self._write_table("summary", summary)

@@ -44,8 +44,8 @@ class _File:
     @property
     def number(self) -> int:
         """Of a segment; a client's state is in the highest that has its id."""
-        found = _SEGMENT.fullmatch(self.name)
-        return int(found[1]) if found else -1
+        match = _SEGMENT.fullmatch(self.name)
+        return int(match[1]) if match else -1
 
 
 @dataclass(frozen=True)

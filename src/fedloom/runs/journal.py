@@ -131,9 +131,9 @@ def _complete_bytes(path: Path, block: int = 1 << 16) -> int:
         while end > 0:
             start = max(0, end - block)
             file.seek(start)
-            found = file.read(end - start).rfind(b"\n")
-            if found >= 0:
-                return start + found + 1
+            line_break = file.read(end - start).rfind(b"\n")
+            if line_break >= 0:
+                return start + line_break + 1
             end = start
     return 0
 

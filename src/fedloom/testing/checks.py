@@ -456,9 +456,9 @@ def _require_finite(played: Played) -> None:
 def _require_complete(scores: Iterable[ClientScore]) -> None:
     """A score for each moment and split that was asked for."""
     scores = tuple(scores)
-    found = {(score.moment, score.split) for score in scores}
+    scored = {(score.moment, score.split) for score in scores}
     asked = {(moment, split) for moment in MOMENTS.moments for split in MOMENTS.splits}
-    require(found == asked, f"there are scores for {sorted(found)}, not for {sorted(asked)}")
+    require(scored == asked, f"there are scores for {sorted(scored)}, not for {sorted(asked)}")
     _require_finite_scores(scores)
 
 
