@@ -125,6 +125,21 @@ def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]
     assert outcome(start(experiment, Always())) == outcome(start(experiment, Inline()))
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "adamw", "weight_decay": 0.01},
+        {"optimizer": "rmsprop", "momentum": 0.5},
+        {"momentum": 0.9, "keep_optimizer_state": True},
+    ],
+)
+def test_other_optimisers_go_one_by_one(settings: dict[str, Any]) -> None:
+    """Their roots promise no equal bytes in a block, and kept state is one client's."""
+    made, engine = experiment("fedper(adapt_epochs=1)", **settings), Always()
+    assert outcome(start(made, engine)) == outcome(start(made, Inline()))
+    assert not engine.blocks.verdicts
+
+
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
 @pytest.mark.parametrize(
     "settings",

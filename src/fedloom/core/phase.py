@@ -66,33 +66,25 @@ class Opt(Settings):
                 raise BadInput(f"{name} is 0 or more and below 1, not {getattr(self, name)}")
         if self.eps is not None and self.eps < 0:
             raise BadInput(f"eps must be at least 0, got {self.eps}")
-        for name in self._unread():
-            if getattr(self, name) != _CONSTANTS[name]:
-                read = ", ".join(OPTIMIZERS[self.name].constants)
-                raise BadInput(
-                    f"optimizer {self.name} does not read {name} (it reads {read}); leave it out"
-                )
+        self._refuse_unread(f"optimizer {self.name}")
 
-    def _unread(self) -> list[str]:
-        """Constants of other optimisers."""
-        return [name for name in _CONSTANTS if name not in OPTIMIZERS[self.name].constants]
+    def _unread(self) -> dict[str, Any]:
+        return _unread_by(self.name)
 
     def filled(self, values: Mapping[str, Any], own: Collection[str]) -> Self:
-        """The same with a run's values, but for what is the method's own.
-
-        A method with epochs of its own does not take the run's steps, which would stand in for
-        them; one with an optimiser of its own takes no constants that only others read.
-        """
-        foreign = self._unread() if "name" in own else []
-        if "epochs" in own:
-            foreign.append("steps")
-        return super().filled(values, {*own, *foreign})
+        """As of all settings; and a method with epochs of its own does not take the run's steps,
+        which would stand in for them."""
+        return super().filled(values, {*own, "steps"} if "epochs" in own else own)
 
     def changed(self, values: Mapping[str, Any]) -> Self:
         """The same with a phase's values; constants that its optimiser does not read go."""
-        read = OPTIMIZERS[values.get("name", self.name)].constants
-        unread = {name: default for name, default in _CONSTANTS.items() if name not in read}
-        return replace(self, **{**values, **unread})
+        return replace(self, **{**values, **_unread_by(values.get("name", self.name))})
+
+
+def _unread_by(optimizer: str) -> dict[str, float | None]:
+    """Constants that only other optimisers read, with their defaults."""
+    read = OPTIMIZERS[optimizer].constants
+    return {name: default for name, default in _CONSTANTS.items() if name not in read}
 
 
 @dataclass(frozen=True)

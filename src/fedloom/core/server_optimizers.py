@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,17 @@ from torch import Tensor
 from fedloom.core.settings import ServerOptimizerName, Settings
 from fedloom.core.tree import Tree
 from fedloom.errors import BadInput, UnknownName
+
+_CONSTANTS = {"beta1": None, "beta2": 0.99, "tau": 1e-3}
+"""Fields that not every optimiser reads, with their defaults."""
+_READ: dict[str, tuple[str, ...]] = {
+    "sgd": (),
+    "momentum": ("beta1",),
+    "adagrad": ("beta1", "tau"),
+    "adam": ("beta1", "beta2", "tau"),
+    "yogi": ("beta1", "beta2", "tau"),
+}
+"""Optimiser -> which of them it reads."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +55,8 @@ class ServerOpt(Settings):
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.name not in get_args(ServerOptimizerName):
-            raise UnknownName("server optimizer", self.name, get_args(ServerOptimizerName))
+        if self.name not in _READ:
+            raise UnknownName("server optimizer", self.name, _READ)
         if self.lr < 0:
             raise BadInput(f"server_lr must be at least 0, got {self.lr}")
         if not 0 <= (self.beta1 or 0) < 1 or not 0 <= self.beta2 < 1:
@@ -55,6 +66,10 @@ class ServerOpt(Settings):
             )
         if self.tau <= 0:
             raise BadInput(f"server_tau must be above 0, got {self.tau}")
+        self._refuse_unread(f"server_optimizer {self.name}", "server_")
+
+    def _unread(self) -> dict[str, Any]:
+        return {k: default for k, default in _CONSTANTS.items() if k not in _READ[self.name]}
 
     @property
     def fading(self) -> float:

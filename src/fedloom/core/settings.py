@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Self
 
+from fedloom.errors import BadInput
+
 OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "rmsprop"]
 """Optimisers of the clients."""
 ServerOptimizerName = Literal["sgd", "momentum", "adagrad", "adam", "yogi"]
@@ -68,11 +70,26 @@ class Settings:
             or name in self.written
         }
 
+    def _unread(self) -> dict[str, Any]:
+        """Fields that only other optimisers read, with their defaults."""
+        return {}
+
+    def _refuse_unread(self, optimizer: str, prefix: str = "") -> None:
+        """Refuse a value that nothing would come of."""
+        for name, default in self._unread().items():
+            if getattr(self, name) != default:
+                raise BadInput(
+                    f"{optimizer} does not read {prefix}{name}; leave it out, or choose another"
+                    f" {prefix}optimizer"
+                )
+
     def with_own(self, values: Mapping[str, Any]) -> Self:
         """The same with these values, as the method's own."""
         return replace(self, **values, written=self.written | values.keys())
 
     def filled(self, values: Mapping[str, Any], own: Collection[str]) -> Self:
-        """The same with a run's values, but for what is the method's own."""
-        rest = {name: value for name, value in values.items() if name not in own}
+        """The same with a run's values, but for what is the method's own; a method with an
+        optimiser of its own takes no values that only others read."""
+        foreign = self._unread() if "name" in own else {}
+        rest = {k: value for k, value in values.items() if k not in own and k not in foreign}
         return replace(self, **rest, from_run=self.from_run | rest.keys())

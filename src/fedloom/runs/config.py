@@ -148,13 +148,13 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _named_clients_are_the_clients(cls, given: Any) -> Any:
+    def _named_clients_are_the_clients(cls, settings: Any) -> Any:
         """Whoever names the column of clients or domains, and no partition, divides by it."""
-        if isinstance(given, dict) and given.get("partition") is None:
+        if isinstance(settings, dict) and settings.get("partition") is None:
             for key, partition in (("client", "by_user"), ("domain", "by_domain")):
-                if given.get(key) is not None:
-                    return {**given, "partition": partition}
-        return given
+                if settings.get(key) is not None:
+                    return {**settings, "partition": partition}
+        return settings
 
     @field_validator("normalize", mode="before")
     @classmethod
@@ -174,21 +174,21 @@ class RunConfig(BaseModel):
         flags: Mapping[str, Any] | None = None,
     ) -> Self:
         """File, then `key=value` overrides, then flags; what comes later wins."""
-        given = {} if file is None else read_toml(file)
-        given |= dict(_override(text) for text in overrides)
-        imports = (*_listed(given.get("imports", ())), *((flags or {}).get("imports") or ()))
-        given |= {k: v for k, v in (flags or {}).items() if v is not None}
-        return cls.checked({**given, "imports": imports})
+        settings = {} if file is None else read_toml(file)
+        settings |= dict(_override(text) for text in overrides)
+        imports = (*_listed(settings.get("imports", ())), *((flags or {}).get("imports") or ()))
+        settings |= {k: v for k, v in (flags or {}).items() if v is not None}
+        return cls.checked({**settings, "imports": imports})
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any]) -> Self:
+    def checked(cls, settings: Mapping[str, Any]) -> Self:
         """Validated; the first thing that is wrong becomes one sentence."""
-        for key, value in given.items():
+        for key, value in settings.items():
             if key not in cls.model_fields:
                 if isinstance(value, dict):
                     raise BadInput(f"keys are flat: write those of [{key}] without that line")
                 raise BadInput(f"unknown key {key!r}{suggestion(key, cls.model_fields)}")
-        return checked(cls, given)
+        return checked(cls, settings)
 
     def imported(self) -> Self:
         """The same after importing what it names, with the digests of files.
@@ -269,10 +269,10 @@ def _by_stem(model: str) -> str:
     return f"{Path(place.where).stem}:{place.what}"
 
 
-def checked(model: type[Model], given: Mapping[str, Any]) -> Model:
+def checked(model: type[Model], settings: Mapping[str, Any]) -> Model:
     """A model of these values; the first that will not do becomes one sentence."""
     try:
-        return model(**given)
+        return model(**settings)
     except ValidationError as e:
         first = e.errors()[0]
         reason = first["msg"].lower().replace("input should", "it should")
