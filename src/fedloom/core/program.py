@@ -140,9 +140,10 @@ def check_composition(method: Method) -> None:
             if other in names:
                 raise BadInput(f"{part.name} and {other} cannot be combined; leave one out")
     own_aggregate = type(method).aggregate is not Method.aggregate
-    if method.server != ServerOpt() and own_aggregate and not method.passes_on_average:
-        settings = ", ".join(f"{k}={getattr(method.server, f)!r}" for k, f in SERVER_KEYS.items())
-        raise BadInput(
-            f"{method.name} makes the server's model in its own way and takes no server optimiser"
-            f" ({settings}); leave these settings out"
-        )
+    if own_aggregate and not method.passes_on_average:
+        for key, name in SERVER_KEYS.items():
+            if (value := getattr(method.server, name)) != getattr(ServerOpt(), name):
+                raise BadInput(
+                    f"{method.name} makes the server's model in its own way and takes no server"
+                    f" optimiser; leave out {key} = {value}"
+                )
