@@ -135,8 +135,8 @@ def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]
 )
 def test_other_optimisers_go_one_by_one(settings: dict[str, Any]) -> None:
     """Their roots promise no equal bytes in a block, and kept state is one client's."""
-    made, engine = experiment("fedper(adapt_epochs=1)", **settings), Always()
-    assert outcome(start(made, engine)) == outcome(start(made, Inline()))
+    experiment, engine = build("fedper(adapt_epochs=1)", **settings), Always()
+    assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
     assert not engine.blocks.verdicts
 
 
