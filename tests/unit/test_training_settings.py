@@ -175,7 +175,7 @@ def test_a_methods_own_argument_keeps_its_meaning() -> None:
         ("fedper(lr=fast)", "lr = 'fast'"),
         ("fedper(epochs=1.5)", "epochs = 1.5"),
         ("fedper(lr=-1)", "lr must be at least 0"),
-        ("fedper(optimizer=sdg)", "did you mean 'sgd'"),
+        ("fedper(optimizer=sdg)", "'sdg' is unknown; use 'sgd', 'adam', 'adamw', 'adagrad'"),
         ("fedper(opt=1)", "'opt' in an expression; write its settings by name"),
         ("fedper(optimizer=adam, momentum=0.9)", "adam does not read momentum"),
     ],
