@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from site_to_spoil import SiteToSpoil
     from trouble import FederationUnderTest
 
+collect_ignore = ["quick_supernode"]
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SiteToSpoil]:
