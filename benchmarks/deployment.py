@@ -80,7 +80,9 @@ def _megabytes(process: psutil.Process) -> float:
 def deployed(nodes: int, model: str, rounds: int) -> dict[str, Any]:
     """One deployment."""
     with tempfile.TemporaryDirectory(prefix="fedloom-bench-") as scratch:
-        project = digits_project(Path(scratch) / "project", nodes, True, "fedper", rounds)
+        project = digits_project(
+            Path(scratch) / "project", nodes, True, {"method": "fedper", "rounds": rounds}
+        )
         with DeployedFederation(project) as federation:
             begun = time.perf_counter()
             federation.start()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedloom.deploy.cli import deploy_app
+from fedloom.deploy.cli import Imports, deploy_app
 from fedloom.errors import (
     BadInput,
     CheckpointError,
@@ -78,14 +78,6 @@ Log = Annotated[
 LivePage = Annotated[bool, typer.Option("--live", help="Serve the report while the run goes on.")]
 LivePort = Annotated[
     int, typer.Option(help="Of --live, on 127.0.0.1; 0 is any free one.", min=0, max=65535)
-]
-Imports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import",
-        metavar="FILE.py|MODULE",
-        help="With methods, models or data of your own; may be repeated.",
-    ),
 ]
 Overrides = Annotated[
     list[str] | None,

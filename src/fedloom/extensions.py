@@ -96,6 +96,12 @@ def is_file(spec: str) -> bool:
     return spec.partition(PIN)[0].endswith(".py")
 
 
+def source_of(spec: str) -> tuple[str, Path | None]:
+    """The name by which an import is found where its file lies on the path, and that file."""
+    path = Path(spec.partition(PIN)[0])
+    return (path.stem, path) if is_file(spec) else (spec, None)
+
+
 def replaced(recorded: Iterable[str], given: Iterable[str]) -> tuple[str, ...]:
     """What a run imported, with files that are named anew in place of their old selves.
 

@@ -31,6 +31,7 @@ from fedloom.deploy.settings import Settings
 from fedloom.deploy.site_config import SiteConfig
 from fedloom.errors import BadInput
 from fedloom.runs.config import RunConfig
+from helpers import fedloom, finish, start_fedloom
 
 SITES = ["hospital-a", "hospital-b", "hospital-c"]
 
@@ -54,6 +55,25 @@ def test_nothing_but_the_app_is_sent_to_the_sites(project: Project) -> None:
     names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(project.root))).namelist()
     app = {f"federation/{name}.py" for name in ("__init__", "server_app", "client_app")}
     assert set(names) == {"pyproject.toml", ".info/CONTENT", *app}
+
+
+def test_files_with_code_of_ones_own_are_sent_along(tmp_path: Path) -> None:
+    """In a process of its own, because they are registered there. Flower puts the bundle on the
+    path, so sites import them by their names; other Python files of the project stay."""
+    things = Path(__file__).parent.parent / "own_code/own_things.py"
+    init = ["deploy", "init", tmp_path / "trial", "--sites=a,b", "--no-tls", "--method=small_heads"]
+    refused = fedloom(*init)
+    assert "unknown method 'small_heads'" in refused.err
+    done = finish(start_fedloom(*init, f"--import={things}", f"--model={things}:Net"))
+    assert done.code == 0, done.err
+    project = Project.read(tmp_path / "trial")
+    run = project.settings().run
+    assert (run.imports, run.model) == (("own_things",), "own_things:Net")
+    (project.root / "sites/a/secret.py").write_text("")
+    names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(project.root))).namelist()
+    assert "own_things.py" in names
+    assert not [name for name in names if name.startswith(("sites", "server"))]
+    assert (project.root / "own_things.py").read_text() == things.read_text()
 
 
 def test_the_configuration_is_what_was_asked_for(project: Project) -> None:

@@ -38,6 +38,14 @@ PAUSE = 10.0
 ProjectFolder = Annotated[Path, typer.Argument(help="Folder made by `fedloom deploy init`.")]
 SiteFile = Annotated[Path, typer.Argument(help="The site's site.toml.")]
 Method = Annotated[str, typer.Option(help="Method expression; see `fedloom list`.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="FILE.py|MODULE",
+        help="With methods, models or data of your own; may be repeated.",
+    ),
+]
 Tls = Annotated[bool, typer.Option(help="Encryption, and a key for every site.")]
 
 
@@ -52,16 +60,15 @@ def init(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 9092,
     method: Method = "fedper",
     model: Annotated[str, typer.Option(help="Model expression; auto: by the data.")] = "auto",
+    imports: Imports = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,
     tls: Tls = True,
 ) -> None:
     """Write a project: a Flower app, certificates, and a folder to hand to each site."""
     from fedloom.deploy.new_project import write_project
-    from fedloom.methods import parse_method
 
-    parse_method(method)
     names = [name.strip() for name in sites.split(",") if name.strip()]
-    run = {"method": method, "model": model, "rounds": rounds}
+    run = {**_imported(method, model, imports), "rounds": rounds}
     write_project(folder, names, host=host, port=port, tls=tls, run=run)
     print(f"wrote {folder}; {folder / 'README.md'} says how to go on")
 
@@ -166,6 +173,7 @@ def local(
     nodes: Annotated[int, typer.Option(min=1, max=20, help="SuperNodes.")] = 3,
     tls: Tls = True,
     method: Method = "fedper",
+    imports: Imports = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 3,
     keep: Annotated[
         Path | None, typer.Option(help="A new folder for the project, which then stays.")
@@ -174,12 +182,11 @@ def local(
 ) -> None:
     """Rehearse a deployment on this machine: link, nodes, TLS, a run, and a model at every site."""
     from fedloom.deploy.rehearsal import Rehearsal, digits_project, outcome_table
-    from fedloom.methods import parse_method
 
-    parse_method(method)
+    run = {**_imported(method, "auto", imports), "rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, stops_as_ctrl_c():
         try:
-            project = digits_project(keep or Path(scratch) / "local", nodes, tls, method, rounds)
+            project = digits_project(keep or Path(scratch) / "local", nodes, tls, run)
             done = Rehearsal(err, timeout).perform(project)
         except KeyboardInterrupt:
             _note("stopped; every process was ended")
@@ -188,6 +195,17 @@ def local(
         print(f"shared part: {done.shared.relative_to(project.root)}")
         print(f"{sum(done.seconds) / len(done.seconds):.1f} s a round")
     print(f"kept in {keep}" if keep else "the folder was removed; --keep FOLDER leaves it")
+
+
+def _imported(method: str, model: str, imports: list[str] | None) -> dict[str, Any]:
+    """Keys of a run with these, after importing and checking what they name."""
+    from fedloom.methods import parse_method
+    from fedloom.runs.config import RunConfig
+
+    given = {"method": method, "model": model, "imports": imports or ()}
+    config = RunConfig.checked(given).imported()
+    parse_method(method)
+    return {"method": method, "model": config.model, "imports": config.imports}
 
 
 @contextmanager

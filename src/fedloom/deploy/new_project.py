@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_address
@@ -12,14 +13,15 @@ from fedloom.deploy.certificates import Authority, write_key_pair
 from fedloom.deploy.project import TLS_FILES, Project, out_of, toml_value
 from fedloom.deploy.settings import AT_THE_SITES, NAME, Settings
 from fedloom.errors import BadInput
+from fedloom.extensions import source_of
 from fedloom.runs.config import RunConfig
 
 PORT, NODE_PORT = 9092, 9094
 SECTIONS = {
     "The federation": "experiment out sites class_names clients min_clients deadline patience"
     " lost_state",
-    "Method and training": "method model rounds participation epochs steps batch_size lr optimizer"
-    " momentum weight_decay beta1 beta2 eps keep_optimizer_state clip decay drop_last replacement"
+    "Method and training": "imports method model rounds participation epochs steps batch_size lr"
+    " optimizer momentum weight_decay beta1 beta2 eps keep_optimizer_state clip decay drop_last replacement"
     " server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
     "Data, the same at every site": "split partition_seed normalize image_size augment",
     "Evaluation": "protocol eval_every",
@@ -28,6 +30,7 @@ SECTIONS = {
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
 """Keys that a deployment has no use for, or that each site sets for itself."""
 DESCRIPTIONS = {
+    "imports": "modules with code of your own; those in this folder are sent to the sites",
     "out": "the server's folder of this experiment: checkpoints and the shared model",
     "clients": "number of places; empty: one for each of the sites",
     "min_clients": "fewest answers that make a round count; the run begins with so many",
@@ -48,20 +51,25 @@ def write_project(
     """Write a project for these sites in a new or empty folder.
 
     `host` is the name or address by which sites reach the server, `ports` are those of the
-    SuperNodes on their own machines, `run` has keys of the run's configuration.
+    SuperNodes on their own machines, `run` has keys of the run's configuration. Files among its
+    imports are copied into the project, with which Flower sends them to the sites.
     """
-    config = _config(sites, run or {})
+    sources = [source_of(spec) for spec in (run or {}).get("imports", ())]
+    names = ",".join(module for module, _ in sources)
+    files = [file for _, file in sources if file is not None]
+    config = _config(sites, {**(run or {}), "imports": names})
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; pick another folder, nothing was written")
     root = folder.absolute()
     texts = {
-        "pyproject.toml": _pyproject(root.name, config),
+        "pyproject.toml": _pyproject(root.name, config, [file.name for file in files]),
         ".gitignore": "/logs/\n/server/\n/sites/\n",
         "README.md": README.format(first=sites[0], host=host, port=port),
         "federation/__init__.py": PACKAGE,
         "federation/server_app.py": APP.format(what="server"),
         "federation/client_app.py": APP.format(what="client"),
         "server/link.toml": _link(host, port, tls),
+        **{file.name: file.read_text(encoding="utf-8") for file in files},
     }
     for i, name in enumerate(sites):
         own = ports[i] if ports else NODE_PORT + i  # all different, for a trial on one machine
@@ -107,8 +115,9 @@ def _sections() -> dict[str, list[str]]:
     return {**sections, "Other": rest} if rest else sections
 
 
-def _pyproject(folder: str, config: Mapping[str, Any]) -> str:
-    lines = [PYPROJECT.format(name=_flower_name(folder))]
+def _pyproject(folder: str, config: Mapping[str, Any], files: Sequence[str]) -> str:
+    sent = json.dumps(["federation/**/*.py", *(f"/{name}" for name in files)])
+    lines = [PYPROJECT.format(name=_flower_name(folder), sent=sent)]
     for title, keys in _sections().items():
         lines.append(f"\n# ---- {title}")
         for key in keys:
@@ -188,7 +197,7 @@ packages = ["federation"]
 [tool.flwr.app]
 publisher = "fedloom"
 # Nothing else of this folder is sent to the sites.
-fab-include = ["federation/**/*.py"]
+fab-include = {sent}
 
 [tool.flwr.app.components]
 serverapp = "federation.server_app:app"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -108,15 +110,14 @@ class Rehearsal:
         return max(1.0, self._end - time.monotonic())
 
 
-def digits_project(folder: Path, nodes: int, tls: bool, method: str, rounds: int) -> Project:
-    """A project on free ports of the loopback whose sites hold unlike parts of the digits."""
+def digits_project(folder: Path, nodes: int, tls: bool, run: Mapping[str, Any]) -> Project:
+    """A project on free ports of the loopback whose sites hold unlike parts of the digits; `run`
+    has keys of the run's configuration."""
     sites = [f"site-{i + 1}" for i in range(nodes)]
     link, *ports = free_ports(nodes + 1)
     source = load("digits")
-    run = {"method": method, "rounds": rounds, "class_names": source.class_names}
-    project = write_project(
-        folder, sites, port=link, ports=ports, tls=tls, run={**run, "min_clients": nodes}
-    )
+    run = {**run, "class_names": source.class_names, "min_clients": nodes}
+    project = write_project(folder, sites, port=link, ports=ports, tls=tls, run=run)
     x, y = np.asarray(source.x), np.asarray(source.y)
     for name, rows in zip(sites, federate(source, UNLIKE, nodes).partition.clients, strict=True):
         np.savez(project.site(name).parent / "data.npz", x=x[rows.all], y=y[rows.all])

@@ -6,6 +6,7 @@ A check returns a sentence where all is well, raises `BadInput` where something 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ def report(config_file: Path, project: Path | None = None) -> bool:
     """
     settings, results = None, []
     if project is not None:
+        sys.path.append(str(project))  # modules with users' own code lie there, as in a run
         try:
             settings = Settings.read(run_configuration(project))
             results = [CheckResult("project", True, f"the settings in {project} can be used")]
