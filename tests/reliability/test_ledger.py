@@ -122,6 +122,25 @@ def test_what_left_in_a_round_that_was_given_up_stays_across_a_resume(tmp_path: 
     assert book.clients() == {0: (2, 4 + 8), 1: (1, 8)}
 
 
+def test_a_number_that_stayed_is_not_given_twice(tmp_path: Path) -> None:
+    """Sets 0 and 1 are cut away and 2 stays: what is shared next gets a number of its own."""
+    path = tmp_path / "ledger.jsonl"
+    ups = [Up({"model": {name: torch.zeros(1)}}, 3) for name in "abcd"]
+    with Ledger.open(path) as ledger:
+        ledger.enter(0, ups[0])
+        ledger.enter(0, ups[1])
+        ledger.end_step(RoundRecord(0, 1, "train", "model", (0,), None, 0, 0, 0.0, {}, ()))
+        ledger.enter(0, ups[2])
+        ledger.give_up(1, Plan(2))
+    with Ledger.open(path) as ledger:
+        ledger.enter(0, ups[3])
+        ledger.enter(0, ups[0])
+        ledger.enter(0, ups[1])
+        ledger.end_step(RoundRecord(0, 1, "train", "model", (0,), None, 0, 0, 0.0, {}, ()))
+    sets = Account.read(path).sets
+    assert sorted(shared.tensors[0].name[-1] for shared in sets.values()) == list("abcd")
+
+
 def test_the_command_prints_names_and_bytes(tmp_path: Path) -> None:
     start(experiment(tmp_path / "run"), make_engine("inline"))
     done = fedloom("ledger", tmp_path / "run")

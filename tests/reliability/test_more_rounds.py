@@ -114,6 +114,31 @@ def test_a_stop_survives_a_kill_and_more_rounds_undo_it(tmp_path: Path) -> None:
     assert longer.summary.stopped is None
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{"eval_every": 5}, {"newcomers": 1}, {"protocol": "fedpac", "participation": 0.5}],
+)
+def test_a_stop_after_a_round_that_cannot_be_the_last_takes_one_more(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Round 2 was not scored, met no newcomers, was not for everybody: round 3 is the last."""
+    short = fl.run("fedavg", rounds=3, **SETTINGS, **settings)
+    out = str(tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fl.run("fedavg", rounds=6, **SETTINGS, **settings, out=out, watchers=[StopIn(2), StopAt(2)])
+    stopped = fl.resume(out)
+    assert stopped.summary.state_sha256 == short.summary.state_sha256
+    assert stopped.summary.result == short.summary.result
+    assert stopped.summary.newcomers == short.summary.newcomers
+    assert (stopped.summary.rounds, stopped.summary.stopped) == (3, "round 2 is enough")
+
+
+def test_a_run_pruned_before_its_first_score_has_a_number_all_the_same() -> None:
+    watchers = [StopIn(1, finish=False)]
+    pruned = fl.run("fedavg_ft", rounds=9, **SETTINGS, eval_every=5, watchers=watchers)
+    assert pruned.summary.result.rounds == (2,)
+
+
 def test_a_pruned_run_ends_at_once_and_is_judged_by_its_curve() -> None:
     pruned = fl.run("fedavg_ft", rounds=6, **SETTINGS, watchers=[StopIn(2, finish=False)])
     assert [r.kind for r in pruned.records] == ["train", "train"]

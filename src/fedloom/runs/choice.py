@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -105,35 +105,41 @@ def _averaged(protocol: Protocol, spread: Spread) -> float:
 def _average(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
     """The mean over some rounds of each statistic, and of each client's value."""
     spreads = [score.spread(METRIC) for _, score in scored]
-    rows = {cid: n for _, s in scored for cid, n in zip(s.clients, s.rows, strict=True)}
-    values: dict[int, list[float]] = {cid: [] for cid in sorted(rows)}
-    for _, score in scored:
-        for cid, value in score.by_client(METRIC).items():
-            values[cid].append(value)
-    return Chosen(
-        at=scored[0][1].at,
-        metric=METRIC,
-        select=protocol.select,
-        average=protocol.average,
-        rounds=tuple(t for t, _ in scored),
-        value=fmean(_averaged(protocol, spread) for spread in spreads),
+    mean = Spread(
+        mean=fmean(spread.mean for spread in spreads),
+        weighted=fmean(spread.weighted for spread in spreads),
         std=fmean(spread.std for spread in spreads),
         worst_decile=fmean(spread.worst_decile for spread in spreads),
-        clients=tuple(values),
-        rows=tuple(rows[cid] for cid in values),
-        values=tuple(map(fmean, values.values())),
     )
+    values = {cid: fmean(of_client) for cid, of_client in _by_client(scored).items()}
+    return _chosen(protocol, scored, values, mean)
 
 
 def _best_of_each_client(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
-    rows = {cid: n for _, s in scored for cid, n in zip(s.clients, s.rows, strict=True)}
-    best: dict[int, float] = {}
+    """Every client's best value, and statistics of these."""
+    values = {cid: max(of_client) for cid, of_client in _by_client(scored).items()}
+    rows = _rows(scored)
+    spread = Spread.of(values.values(), [rows[cid] for cid in values])
+    return _chosen(protocol, scored, values, spread)
+
+
+def _by_client(scored: Sequence[_Scored]) -> dict[int, list[float]]:
+    """Client -> its values, in the order of ids and rounds."""
+    values: dict[int, list[float]] = {cid: [] for cid in sorted(_rows(scored))}
     for _, score in scored:
         for cid, value in score.by_client(METRIC).items():
-            best[cid] = max(value, best.get(cid, value))
-    ids = tuple(sorted(rows))
-    values, sizes = tuple(best[i] for i in ids), tuple(rows[i] for i in ids)
-    spread = Spread.of(values, sizes)
+            values[cid].append(value)
+    return values
+
+
+def _rows(scored: Sequence[_Scored]) -> dict[int, int]:
+    return {cid: n for _, s in scored for cid, n in zip(s.clients, s.rows, strict=True)}
+
+
+def _chosen(
+    protocol: Protocol, scored: Sequence[_Scored], values: Mapping[int, float], spread: Spread
+) -> Chosen:
+    rows = _rows(scored)
     return Chosen(
         at=scored[0][1].at,
         metric=METRIC,
@@ -143,7 +149,7 @@ def _best_of_each_client(protocol: Protocol, scored: Sequence[_Scored]) -> Chose
         value=_averaged(protocol, spread),
         std=spread.std,
         worst_decile=spread.worst_decile,
-        clients=ids,
-        rows=sizes,
-        values=values,
+        clients=tuple(values),
+        rows=tuple(rows[cid] for cid in values),
+        values=tuple(values.values()),
     )

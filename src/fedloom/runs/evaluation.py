@@ -47,6 +47,8 @@ class Evaluator:
         self.program, self.protocol = experiment.program, experiment.protocol
         method = self.program.method
         self._moments: set[Moment] = {self.protocol.moment_of(method), *self.protocol.also}
+        self.last_round = experiment.config.rounds
+        """Is always scored; an earlier one where the training is stopped."""
 
     def inside(self, plan: Plan) -> Ask | None:
         """What to measure in a client's call, where the trained model is at hand anyway."""
@@ -87,8 +89,7 @@ class Evaluator:
             self._score(r, joining, ("received", "adapted"), clients, sheet, "newcomers")
 
     def _due(self, plan: Plan) -> bool:
-        config = self.experiment.config
-        return plan.t % config.eval_every == 0 or plan.t == config.rounds
+        return plan.t % self.experiment.config.eval_every == 0 or plan.t == self.last_round
 
     def _moments_after(self, plan: Plan) -> tuple[Moment, ...]:
         if plan.kind == "adapt":

@@ -86,7 +86,8 @@ class Ledger:
         """One client's upload in the step under way."""
         shared = shared_in(up)
         if shared not in self._numbers:
-            self._numbers[shared] = number = len(self._numbers)
+            # Not their count: sets of rounds that were cut away leave gaps.
+            self._numbers[shared] = number = max(self._numbers.values(), default=-1) + 1
             self._journal.append(replace(shared, number=number))
         self._clients_of.setdefault(self._numbers[shared], []).append(cid)
 

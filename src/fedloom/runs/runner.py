@@ -28,7 +28,7 @@ from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, read_records, write_record
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.store import ClientStates
-from fedloom.runs.watcher import Watcher
+from fedloom.runs.watcher import Stop, Watcher
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
@@ -236,23 +236,41 @@ class Runner:
     def _tell_watchers(self, record: RoundRecord) -> None:
         for watcher in self.watchers:
             stop = watcher.step(self, record)
-            training = self.done < len(self.plans) and self.plans[self.done].kind == "train"
-            if stop is not None and self._stopped is None and training:
+            if stop is None or self._stopped is not None:
+                continue
+            end = self.done + self._needs_another_round(stop, record)
+            if any(plan.kind == "train" for plan in self.plans[end:]):
                 self._cut_plans(
-                    {**asdict(stop), "step": self.done, "of_rounds": self.experiment.config.rounds}
+                    {**asdict(stop), "step": end, "of_rounds": self.experiment.config.rounds}
                 )
 
+    def _needs_another_round(self, stop: Stop, record: RoundRecord) -> bool:
+        """The last round measures what others may not: the run's number, where rounds are left out
+        of the curve, newcomers, and everybody where the protocol wants them all. A run that ends
+        after a round without these has one more, and no number without it."""
+        if not stop.finish:
+            return not any(done.headline for done in self.records)
+        left = self.experiment.plans[self.done :]
+        whole_last_round = self.experiment.protocol.full_last_round
+        if any(plan.kind != "train" for plan in left):
+            return record.kind != "train" or whole_last_round
+        newcomers = self.experiment.config.newcomers > 0
+        return record.headline is None or newcomers or whole_last_round
+
     def _cut_plans(self, stopped: dict[str, Any]) -> None:
-        """End the training after the step at which a watcher stopped it, and do what comes after
+        """End the training after as many plans as a watcher's stop says, and do what comes after
         training as in a run that was meant to have so many rounds."""
-        done = self.experiment.plans[: stopped["step"]]
+        training = self.experiment.plans[: stopped["step"]]
+        if self.experiment.protocol.full_last_round and stopped["finish"]:
+            training[-1] = replace(training[-1], cohort="all")
         closing = [
-            replace(plan, t=done[-1].t + 1)
+            replace(plan, t=training[-1].t + 1)
             for plan in self.experiment.plans[stopped["step"] :]
             if plan.kind != "train"
         ]
         self._stopped = stopped
-        self.plans = [*done, *(closing if stopped["finish"] else [])]
+        self._evaluator.last_round = training[-1].t
+        self.plans = [*training, *(closing if stopped["finish"] else [])]
 
     def _checkpoint_due(self) -> bool:
         """Every so many steps, and where training ends: from there more rounds can be added. The

@@ -29,8 +29,12 @@ def read_config(path: str | Path) -> RunConfig:
 
 
 def difference(config: RunConfig) -> str:
-    """How the run that is in a configuration's folder differs from it; empty: not at all."""
-    stored, wanted = read_config(str(config.out)).model_dump(), config.model_dump()
+    """How the run that is in a configuration's folder differs from it; empty: not at all.
+
+    The folder itself does not count: it may have been moved, or be named from elsewhere.
+    """
+    stored = read_config(str(config.out)).model_dump()
+    wanted = config.model_dump(exclude={"out"})
     for key, value in wanted.items():
         if value != stored[key]:
             return f"a run with {key} = {stored[key]!r}, not {value!r}"

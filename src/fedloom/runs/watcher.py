@@ -44,7 +44,9 @@ class Stop:
     """A watcher's answer that ends the training.
 
     With `finish` what comes after the last round (special rounds, final adaptation) still happens,
-    as after an early stop; without, the run ends at once, as when it is pruned.
+    as after an early stop; without, the run ends at once, as when it is pruned. Where a last round
+    measures what this one did not (a round that `eval_every` leaves out, newcomers), one more round
+    is the last.
     """
 
     reason: str
