@@ -339,6 +339,7 @@ BAD = {
     "zip": (lambda records: with_array_bytes(records, b"PK\x03\x04" + b"0" * 64), "ValueError"),
     "unknown number": (measures("a/b/c", 1.0), "nobody asked for the number 'a/b/c'"),
     "strange score": (scores(split="val"), "nobody asked for 'trained' on 'val'"),
+    "strange moment": (scores(moment="received"), "nobody asked for 'received' on 'test'"),
     "strange model": (scores(model="other"), "nobody asked for a model 'other'"),
     "global model": (scores(model="global"), "nobody asked for a model 'global'"),
     "impossible score": (scores(values=[2.0, 0.1]), r"a score of 2\.0 on \d+ rows cannot be"),

@@ -75,9 +75,10 @@ def test_strides_do_not_matter() -> None:
     assert arrived["model"]["k"].is_contiguous()
 
 
-@pytest.mark.parametrize("numbers", [4, SMALL])
+@pytest.mark.parametrize("numbers", [4, SMALL // 4, SMALL])
 def test_what_states_share_crosses_once(numbers: int) -> None:
-    """Three states with one common tensor of b bytes and one of 8 bytes each: b + 24 bytes."""
+    """Three states with one common tensor of b bytes and one of 8 bytes each: b + 24 bytes. It is
+    joined with others, or it goes alone: from exactly SMALL bytes on."""
     common = torch.randn(numbers)
     states = [{"model": {"common": common, "own": torch.randn(2)}} for _ in range(3)]
     arrived, written = carried(states)
@@ -92,6 +93,14 @@ def test_what_states_share_crosses_once(numbers: int) -> None:
 # ------------------------------------------------------------------ portions
 
 PLAN = Plan(1)
+
+
+@pytest.mark.parametrize("own", [None, {}, {"model": {"w": torch.ones(1)}}])
+def test_new_keeping_nothing_and_keeping_are_three_things(own: State | None) -> None:
+    """Only who never answered before is given a first state."""
+    job = Job(3, Down(PLAN, {"model": {"v": torch.zeros(2)}}), own)
+    packed = Bundle.of([job], "client", None)
+    assert opened(packed.head, packed.states) == [job]
 
 
 def jobs_of(state: State, requested: list[int]):

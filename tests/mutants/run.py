@@ -239,6 +239,8 @@ def main() -> None:
     if unknown := sorted(set(arguments.only or ()) - set(names)):
         parser.error(f"there is no mutant {unknown[0]!r} in mutants.toml")
     chosen = [m for m in mutants if arguments.only is None or m.name in arguments.only]
+    for mutant in chosen:
+        mutant.applied_to((ROOT / mutant.path).read_text(encoding="utf-8"))  # or an error, at once
     width = max(map(len, names))
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         workspaces = Workspaces(Path(scratch).resolve(), arguments.jobs)
@@ -255,7 +257,7 @@ def main() -> None:
             results.append(result)
             shown = f"{result.outcome:<9} {result.seconds:6.1f} s  {result.test or ''}"
             print(f"{result.name:<{width}}  {shown}", flush=True)
-    write_results(results, mutants)
+            write_results(results, mutants)
     score = Counter(result.outcome for result in results)
     print(", ".join(f"{count} {outcome}" for outcome, count in score.most_common()))
     sys.exit(0 if set(score) <= {"caught", "timeout"} else 1)

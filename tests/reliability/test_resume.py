@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from fedloom.errors import BadInput
 from fedloom.launch.start import run
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
@@ -365,6 +366,18 @@ def test_changed_data_are_not_gone_on_with(tmp_path: Path) -> None:
     done = fedloom("resume", out, "-q")
     assert done.code == 1
     assert f"the data of the run in {out} changed" in done.err
+
+
+def test_clients_that_hold_other_rows_are_not_gone_on_with(tmp_path: Path) -> None:
+    """The same data, divided by another seed."""
+    from fedloom import federate, resume
+
+    ours, other = (federate("digits", "iid", clients=3, seed=seed) for seed in (0, 1))
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run("fedavg", ours, rounds=3, out=str(out), watchers=[StopAt(1)])
+    with pytest.raises(BadInput, match=f"the partition of the run in {out} changed"):
+        resume(out, data=other)
 
 
 def test_objects_must_be_given_again(tmp_path: Path) -> None:

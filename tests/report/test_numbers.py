@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 from folders import write_run
+from pandas import read_csv
 
 import fedloom as fl
 from fedloom.launch.tables import OverSeeds
 from fedloom.record import At
 from fedloom.report import numbers
+from fedloom.report.curves import mean_curve
+from fedloom.report.export import csv_of
 from fedloom.report.groups import MethodRuns, RunGroup, group_runs
 from fedloom.report.runs import StoredRun, find_runs
 from helpers import digits
@@ -145,6 +149,42 @@ def test_single_heads_are_of_every_client(tmp_path: Path) -> None:
     write_run(tmp_path / "a1", heads={"generic_head": (0.3, 0.5)}, seed=1)
     (means,) = numbers.head_means(one_group(tmp_path).rows[0]).values()
     assert [result.accuracy for result in means.values()] == pytest.approx([0.2, 0.4])
+
+
+def test_single_heads_are_of_the_last_of_several_rounds(tmp_path: Path) -> None:
+    """Protocol dualfed takes every client's best round, so all rounds count."""
+    data = digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8))
+    fl.run("fedrod", data, rounds=3, protocol="dualfed", lr=0.5, out=str(tmp_path / "run"))
+    run = StoredRun.read(tmp_path / "run")
+    assert run.summary is not None
+    assert run.summary.result.rounds == (1, 2, 3)
+    heads = [record.score(At("received", "test", "generic_head")) for record in run.records]
+    first, last = (score.by_client() for score in (heads[0], heads[-1]) if score is not None)
+    assert first != last
+    assert {c: r.accuracy for c, r in run.single_heads["generic_head"].items()} == last
+
+
+def test_a_curve_is_the_mean_of_its_seeds_in_a_band_between_them(tmp_path: Path) -> None:
+    """Means over clients .5, .6 and .3, .8."""
+    write_run(tmp_path / "a0", curve=[(0.4, 0.6), (0.5, 0.7)], seed=0)
+    write_run(tmp_path / "a1", curve=[(0.3, 0.3), (0.8, 0.8)], seed=1)
+    curve = mean_curve(one_group(tmp_path).rows[0], At("received", "test"))
+    assert curve.rounds == [1, 2]
+    assert curve.accuracy == pytest.approx([0.4, 0.7])
+    assert curve.low == pytest.approx([0.3, 0.6])
+    assert curve.high == pytest.approx([0.5, 0.8])
+
+
+def test_the_csv_tells_seeds_from_clients(tmp_path: Path) -> None:
+    """Clients at .5, .7 and at .6, 1: means .6 and .8 with deviation sqrt(2 x .01) between seeds;
+    between clients .1 and .2, whose mean is .15."""
+    write_run(tmp_path / "a0", curve=[(0.5, 0.7)], seed=0)
+    write_run(tmp_path / "a1", curve=[(0.6, 1.0)], seed=1)
+    (line,) = read_csv(StringIO(csv_of([one_group(tmp_path)]))).to_dict("records")
+    assert (line["accuracy_seed_0"], line["accuracy_seed_1"]) == pytest.approx((0.6, 0.8))
+    assert line["accuracy"] == pytest.approx(0.7)
+    assert line["accuracy_std_over_seeds"] == pytest.approx(math.sqrt(0.02))
+    assert line["std_over_clients"] == pytest.approx(0.15)
 
 
 # ------------------------------------------------------------------ significance

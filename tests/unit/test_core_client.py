@@ -283,6 +283,13 @@ def test_an_adapt_round_uploads_nothing_and_keeps_the_model_as_final() -> None:
     assert kept["final/model"].keys() == net.initial.keys()
 
 
+def test_an_adaptation_keeps_nothing_else_that_was_written_in_it() -> None:
+    """What fine-tuning did to a slice is in the final model or nowhere: more rounds may follow."""
+    method = Adapts() + Does("loss", set_kept("does"))
+    _, kept, _ = answer(method, plan=Plan(2, "adapt", clients=2))
+    assert set(kept) == {"final/model"}
+
+
 def test_measuring_inside_the_call_changes_nothing_but_the_scores() -> None:
     program = Program(Method(), mlp(dropout=0.5), clients=2)
     plan = program.schedule(1)[0]

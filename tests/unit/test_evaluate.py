@@ -51,7 +51,7 @@ from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment, find_protocol
 from fedloom.runs.runner import Runner
-from helpers import Table, digest, mlp, table
+from helpers import Table, digest, digits, mlp, table
 
 CLASSES = 4
 TEST = ((0, 1, 3, 6), (16, 8, 4, 2), (2, 1, 4, 3))
@@ -469,6 +469,24 @@ def test_validation_is_scored_where_it_selects():
 def test_the_validation_split_can_be_the_number():
     summary = runner(Protocol(moment="received", split="val"), Staged(tunes=False)).run()
     assert summary.accuracy == 0.5
+
+
+class LossIsId(Method):
+    """Client i's loss is i."""
+
+    name: ClassVar[str] = "loss_is_id"
+
+    def loss(self, b, s):
+        return 0 * b.out["head"].sum() + s.cid
+
+
+def test_the_loss_of_a_round_weighs_clients_by_their_rows():
+    """Losses 0 and 1 of 30 and 10 rows: 10/40."""
+    config = RunConfig(rounds=1, model="mlp(hidden=[8])")
+    experiment = Experiment.build(config, LossIsId(), digits(((0, 1), 30), ((2, 3), 10)))
+    r = Runner(experiment, Inline())
+    r.run()
+    assert r.records[0].loss == pytest.approx(0.25)
 
 
 def test_shared_test_sets_are_the_units_of_the_average():
