@@ -9,7 +9,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedloom.deploy.processes import end_with_parent
-from fedloom.deploy.server import serve
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site import SiteData
 from fedloom.deploy.site_config import SiteConfig
@@ -33,6 +32,8 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
+    from fedloom.deploy.server import serve  # not for sites, which import this for every message
+
     end_with_parent()  # a server app that outlived its SuperLink would block the run's folder
     # Flower uploads this log by HTTP requests. The root logger would log each of those requests
     # too, and so cause the next one.

@@ -6,7 +6,6 @@ The linear algebra is torch's, which keeps to the run's one thread; scipy's take
 from __future__ import annotations
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 TOLERANCE = 1e-10
@@ -68,6 +67,8 @@ def _least_squares(matrix: Tensor) -> Tensor:
     the program's: for any direction the best length is a common factor of numerator and
     denominator, so the directions agree, and dividing by the sum gives a.
     """
+    from scipy.optimize import nnls  # here: every process imports this file, few need half a second
+
     m = len(matrix)
     values, vectors = torch.linalg.eigh(matrix * (m / matrix.trace()))
     root = values.clamp_min(0).sqrt()[:, None] * vectors.T
