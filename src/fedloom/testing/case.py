@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
@@ -40,6 +40,15 @@ def require(holds: bool, otherwise: str) -> None:
     """Break the contract with a sentence, unless something holds."""
     if not holds:
         raise ContractBroken(otherwise)
+
+
+class Needs(TypedDict, total=False):
+    """What a method may need to be checked; `check_method` says what each means."""
+
+    model: str
+    batch_norm_model: str
+    rounds_to_learn: int
+    keeps_what_it_sent: Sequence[str]
 
 
 @dataclass(frozen=True)
