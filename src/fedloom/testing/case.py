@@ -16,6 +16,7 @@ from fedloom.core.term import Term
 from fedloom.data import FederatedData
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
+from fedloom.expression import parse
 from fedloom.methods import describe, parse_method, register
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
@@ -146,10 +147,10 @@ def training(program: Program) -> list[Plan]:
 
 def _built(method: Checkable) -> Method:
     if isinstance(method, str):
-        name = method.strip()
-        if name in register and not isinstance(register[name](), Method):
-            return parse_method(f"fedavg + {name}")
-        return parse_method(name)
+        first = register[parse(method)[0].name]
+        is_class = isinstance(first, type)
+        is_method = issubclass(first, Method) if is_class else isinstance(first(), Method)
+        return parse_method(method if is_method else f"fedavg + {method}")
     parts = method() if isinstance(method, type) else method
     if isinstance(parts, Method):
         return parts
