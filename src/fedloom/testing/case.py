@@ -148,8 +148,9 @@ def training(program: Program) -> list[Plan]:
 def _built(method: Checkable) -> Method:
     if isinstance(method, str):
         first = register[parse(method)[0].name]
-        is_class = isinstance(first, type)
-        is_method = issubclass(first, Method) if is_class else isinstance(first(), Method)
+        is_method = (
+            issubclass(first, Method) if isinstance(first, type) else isinstance(first(), Method)
+        )
         return parse_method(method if is_method else f"fedavg + {method}")
     parts = method() if isinstance(method, type) else method
     if isinstance(parts, Method):
