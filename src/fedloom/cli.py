@@ -248,8 +248,9 @@ def compare_command(
     _print_json({**comparison.as_json(), "run": folder}, as_json)
 
 
-@app.command()
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def resume(
+    context: typer.Context,
     run: Annotated[Path, typer.Argument(help="The run folder.")],
     *,
     rounds: Annotated[
@@ -261,6 +262,7 @@ def resume(
     log: Log = None,
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
+    _refuse_settings(context.args)
     from fedloom.launch.start import resume as go_on
     from fedloom.launch.terminal import summary_table
 
@@ -378,7 +380,10 @@ def ledger(
     from fedloom.runs.folder import RunPaths
     from fedloom.runs.ledger import Account
 
-    account = Account.read(RunPaths(run).ledger)
+    paths = RunPaths(run)
+    if paths.ledger.exists():
+        paths.check_format()
+    account = Account.read(paths.ledger)
     for table in [] if as_json else ledger_tables(account):
         out.print(table)
     _print_json(account.as_json(), as_json)
@@ -525,6 +530,18 @@ def _check_keys(overrides: Iterable[str], known: tuple[str, ...]) -> None:
         if "=" in text and key not in known:
             seed = "; its seed is --seed" if "seed" in key else suggestion(key, known)
             raise BadInput(f"a partition has no key {key!r}{seed}")
+
+
+def _refuse_settings(arguments: Iterable[str]) -> None:
+    """A run that goes on keeps its settings; whoever gives others should hear which cannot be."""
+    for text in arguments:
+        key = text.partition("=")[0].lstrip("-").replace("-", "_")
+        if key in RunConfig.model_fields:
+            raise BadInput(
+                f"a run that is resumed keeps its {key}; only --rounds can be given anew, so leave"
+                f" {key} out, or start a new run"
+            )
+        raise BadInput(f"resume takes no {text!r}; see fedloom resume --help")
 
 
 def _make_folder(path: Path) -> None:

@@ -28,6 +28,14 @@ def test_a_sum_of_objects_is_its_expression() -> None:
     assert made.summary.run is None
 
 
+def test_a_path_is_written_down_like_its_text(tmp_path: Path) -> None:
+    """So that a run on a `Path` can be resumed without giving it again."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.normal(size=(40, 3)), y=np.arange(40) % 2)
+    run = fl.run("local", tmp_path / "own.npz", rounds=1, clients=2, out=str(tmp_path / "run"))
+    assert fl.resume(tmp_path / "run").accuracy == run.accuracy
+
+
 def test_nothing_is_written_without_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fl.run("local", **{**SMALL, "rounds": 1})

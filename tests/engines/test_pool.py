@@ -18,6 +18,7 @@ from fedloom.data import FederatedData
 from fedloom.engines import make_engine
 from fedloom.engines.inline import Inline
 from fedloom.engines.pool import Pool
+from fedloom.engines.worker import failure, rebuilt
 from fedloom.errors import BadInput, HookError, UnknownName, WorkerLost
 from fedloom.launch.start import start
 from fedloom.methods import parse_method
@@ -170,6 +171,17 @@ def test_what_workers_try_with_blocks_of_clients_is_logged_here(
 def test_unknown_engines(name: str, message: str) -> None:
     with pytest.raises(UnknownName, match=message):
         make_engine(name)
+
+
+def test_an_error_in_a_hook_still_tells_where_from_what_after_the_pipe() -> None:
+    """The reason may quote data, so whoever passes on only the place must be able to."""
+    try:
+        raise HookError("mine.loss at client 2, round 1", "ValueError: row 17")
+    except HookError as error:
+        received = rebuilt(failure(error))
+    assert isinstance(received, HookError)
+    assert received.where == "mine.loss at client 2, round 1"
+    assert str(received) == "mine.loss at client 2, round 1: ValueError: row 17"
 
 
 def test_a_pool_needs_a_worker() -> None:

@@ -160,6 +160,12 @@ def test_usage_is_exit_code_two(command: list[str], said: str, here: Path) -> No
     [
         (["resume", "nowhere"], "there is no run in nowhere: it has no config.json"),
         (["resume", "strange"], "there is no run in strange: it has no config.json"),
+        (
+            ["resume", "run", "--batch-size", "5"],
+            "a run that is resumed keeps its batch_size; only",
+        ),
+        (["resume", "run", "lr=0.1"], "a run that is resumed keeps its lr; only --rounds can be"),
+        (["resume", "run", "--nonsense"], "resume takes no '--nonsense'"),
         (["show", "fedavgg"], "unknown name 'fedavgg'; did you mean 'fedavg'?"),
         (["list", "method"], "did you mean 'methods'?"),
         (["compare", "rounds=2"], "at least one method"),

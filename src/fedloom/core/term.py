@@ -44,7 +44,8 @@ class Term:
     _is_frame: ClassVar[bool] = True
     """Declares hooks, as `Term` and `Method` do, and is not checked for misspelt ones."""
     name: ClassVar[str] = "term"
-    """Slice, registry name and name in messages; unique in a composition."""
+    """Slice, registry name and name in messages; unique in a composition. A class that says none is
+    called as the class, in lower case."""
     family: ClassVar[str] = "other"
     """What kind of idea it is, in a word or two that other methods share: "personal layers"."""
     before: ClassVar[tuple[str, ...]] = ()
@@ -72,6 +73,8 @@ class Term:
         super().__init_subclass__()
         cls._is_frame = frame
         if not frame:
+            if cls.name == Term.name:
+                cls.name = cls.__name__.lower()
             check_part(cls, cls._frames())
 
     @classmethod

@@ -91,7 +91,13 @@ class RemoteTraceback(Exception):
 def failure(error: Exception) -> dict[str, Any]:
     """Describes an error that is being handled; sent in place of answers."""
     trace = traceback.format_exc()
-    return {"error": type(error).__name__, "message": str(error), "trace": trace}
+    arguments = [str(argument) for argument in error.args]
+    return {
+        "error": type(error).__name__,
+        "message": str(error),
+        "arguments": arguments,
+        "trace": trace,
+    }
 
 
 def rebuilt(head: dict[str, Any]) -> Exception:
@@ -100,7 +106,7 @@ def rebuilt(head: dict[str, Any]) -> Exception:
     kind = getattr(errors, head["error"], None)
     if isinstance(kind, type) and issubclass(kind, FedloomError):
         error = FedloomError.__new__(kind)
-        error.args = (head["message"],)
+        error.args = tuple(head["arguments"])
         error.__cause__ = RemoteTraceback(f"in a worker process:\n{head['trace']}")
         return error
     return RuntimeError(f"{head['error']} in a worker process: {head['message']}\n{head['trace']}")

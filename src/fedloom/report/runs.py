@@ -294,7 +294,8 @@ def _folders_of(comparison: Path) -> list[str]:
     """Names of a comparison's run folders, in its order."""
     file = comparison / "comparison.json"
     methods = _json(file).get("methods", ()) if file.exists() else ()
-    return [Path(seed["run"]).name for row in methods for seed in row["seeds"]]
+    # Older comparisons have no values per seed; their runs are refused by their format.
+    return [Path(seed["run"]).name for row in methods for seed in row.get("seeds", ())]
 
 
 def _json(file: Path) -> Any:

@@ -34,7 +34,7 @@ class Given:
         """The configuration, with a placeholder for what has no expression."""
         if isinstance(self.data, FederatedData):
             check_not_divided_again(self.data, settings)
-        data = self.data if isinstance(self.data, str) else OBJECT
+        data = str(self.data) if isinstance(self.data, str | Path) else OBJECT
         model = self.model if isinstance(self.model, str) else OBJECT
         return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
 
@@ -43,7 +43,7 @@ class Given:
         return Experiment.build(
             config,
             None if isinstance(self.method, str) else self.method,
-            None if isinstance(self.data, str) else self.data,
+            None if isinstance(self.data, str | Path) else self.data,
             None if isinstance(self.model, str) else self.model,
         )
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from fedloom.core.threads import one_thread
 from fedloom.errors import UnknownName
-from fedloom.testing.case import Checkable, ContractBroken, MethodCase
+from fedloom.testing.case import Checkable, ContractBroken, MethodCase, Needs
 from fedloom.testing.checks import CHECKS, ENGINE_CHECKS, Check
 
 __all__ = [
@@ -30,7 +30,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def check_method(method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Any) -> None:
+def check_method(
+    method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Unpack[Needs]
+) -> None:
     """Run a method through every check; raise `ContractBroken` that names each broken rule.
 
     Args:
@@ -59,7 +61,7 @@ def check_method(method: Checkable, *, engines: Sequence[str] = ("pool",), **nee
 
 
 def parametrize_with_checks(
-    method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Any
+    method: Checkable, *, engines: Sequence[str] = ("pool",), **needs: Unpack[Needs]
 ) -> Callable[[F], F]:
     """Decorator: a pytest function with the argument `check` becomes one test for each rule.
 

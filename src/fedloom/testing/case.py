@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict
 
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
@@ -16,6 +16,7 @@ from fedloom.core.term import Term
 from fedloom.data import FederatedData
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
+from fedloom.expression import parse
 from fedloom.methods import describe, parse_method, register
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
@@ -40,6 +41,15 @@ def require(holds: bool, otherwise: str) -> None:
     """Break the contract with a sentence, unless something holds."""
     if not holds:
         raise ContractBroken(otherwise)
+
+
+class Needs(TypedDict, total=False):
+    """What a method may need to be checked; `check_method` says what each means."""
+
+    model: str
+    batch_norm_model: str
+    rounds_to_learn: int
+    keeps_what_it_sent: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -137,10 +147,11 @@ def training(program: Program) -> list[Plan]:
 
 def _built(method: Checkable) -> Method:
     if isinstance(method, str):
-        name = method.strip()
-        if name in register and not isinstance(register[name](), Method):
-            return parse_method(f"fedavg + {name}")
-        return parse_method(name)
+        first = register[parse(method)[0].name]
+        is_method = (
+            issubclass(first, Method) if isinstance(first, type) else isinstance(first(), Method)
+        )
+        return parse_method(method if is_method else f"fedavg + {method}")
     parts = method() if isinstance(method, type) else method
     if isinstance(parts, Method):
         return parts
