@@ -121,12 +121,12 @@ def _signature_and_text(name: str, entry: Callable[..., Any], width: int) -> str
 
 def _facts(name: str, width: int) -> str:
     """What travels and what it costs, found out by running the method."""
-    seen = _seen(name)
+    observed = _observed(name)
     facts = {
         "Family": family(name),
-        "Travels up": seen.up,
-        "Comes down": seen.down,
-        "Stays": seen.stays,
+        "Travels up": observed.up,
+        "Comes down": observed.down,
+        "Stays": observed.stays,
         "Cost beside FedAvg": cost(name),
     }
     lines = (f"{what}: {fact}" for what, fact in facts.items())
@@ -156,20 +156,20 @@ def _methods() -> list[Entry]:
 
 
 def _method(name: str) -> Entry:
-    seen = _seen(name)
+    observed = _observed(name)
     return {
         "name": name,
         "is a": _role(register[name]),
         "family": family(name),
-        "travels up": seen.up,
-        "comes down": seen.down,
-        "stays": seen.stays,
+        "travels up": observed.up,
+        "comes down": observed.down,
+        "stays": observed.stays,
         "cost": cost(name),
         "what it does": _summary(register[name]),
     }
 
 
-def _seen(name: str) -> Traffic:
+def _observed(name: str) -> Traffic:
     """What travels; unknown for somebody's method that cannot run on a table of numbers."""
     try:
         return traffic(name)

@@ -108,9 +108,9 @@ def settings(*leave_out: str, only: tuple[str, ...] = ()) -> Callable[[Any], Any
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def wrapped(**given: Any) -> Any:
-            flags = {k: given.pop(k) for k in names}
-            return command(**given, flags=flags)
+        def wrapped(**arguments: Any) -> Any:
+            flags = {k: arguments.pop(k) for k in names}
+            return command(**arguments, flags=flags)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         parameters = [p for p in own if p.name != "flags"]
@@ -226,7 +226,7 @@ def compare_command(
     from fedloom.launch.terminal import comparison_table
 
     folder = chosen.out or _new_folder("compare")
-    given = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
+    common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
     with (
         _stoppable(folder, compare=True),
         _loggers(log) as loggers,
@@ -240,7 +240,7 @@ def compare_command(
             watch=lambda label, over: _watchers(loggers, bar, label, over),
             overwrite=overwrite,
             progress=False,
-            **given,
+            **common,
         )
     _show(None if quiet or as_json else comparison_table(comparison))
     if not quiet and not as_json:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedloom import extensions
 from fedloom.core.phase import Opt
 from fedloom.core.protocol import PROTOCOLS
 from fedloom.core.server_optimizers import ServerOpt
@@ -134,3 +136,26 @@ def test_changing_a_configuration_checks_it() -> None:
 def test_normalize_none_means_none_and_not_by_the_data() -> None:
     assert RunConfig.read(overrides=["normalize=none"]).normalization == "none"
     assert RunConfig().normalization is None
+
+
+def test_imports_of_a_file_an_override_and_flags_are_all_done(tmp_path: Path) -> None:
+    """A later one does not hide an earlier one: it may register what the earlier one needs."""
+    file = tmp_path / "run.toml"
+    file.write_text('imports = ["a.py", "b"]\n')
+    assert RunConfig.read(file).imports == ("a.py", "b")
+    assert RunConfig.read(file, flags={"imports": ["c.py"]}).imports == ("a.py", "b", "c.py")
+    assert RunConfig.read(None, ["imports=a.py, b"]).imports == ("a.py", "b")
+    assert RunConfig.read().imports == ()
+
+
+def test_a_model_in_a_file_is_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path stands once, among the imports; other models stay as they were written."""
+    monkeypatch.setattr(extensions, "_imported", {})
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    net = tmp_path / "a_net_of_mine.py"
+    net.write_text("def net():\n    return 1\n")
+    config = RunConfig(model=f"{net}:net(width=3) | mlp |torch.nn:Linear").imported()
+    assert config.model == "a_net_of_mine:net(width=3) | mlp | torch.nn:Linear"
+    (spec,) = config.imports
+    assert spec.startswith(f"{net}#sha256=")
+    assert config.imported() == config

@@ -419,12 +419,12 @@ def _difference(one: Played, other: Played) -> str:
 
 
 def _require_same_run(case: MethodCase, engine: Engine, **settings: Any) -> None:
-    here, there = (start(case.experiment(**settings), e) for e in (Inline(), engine))
+    inline, other = (start(case.experiment(**settings), e) for e in (Inline(), engine))
     require(
-        there.summary.state_sha256 == here.summary.state_sha256,
+        other.summary.state_sha256 == inline.summary.state_sha256,
         "the states at the end differ from those of a run in one process",
     )
-    require(outcome(there) == outcome(here), "the records of the run differ")
+    require(outcome(other) == outcome(inline), "the records of the run differ")
 
 
 def outcome(result: Result) -> tuple[Summary, list[RoundRecord]]:
