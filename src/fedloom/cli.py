@@ -445,6 +445,8 @@ def show(
 
 def main() -> None:
     """Entry point: errors for the user are one sentence, with a traceback only if asked for."""
+    if "--debug" in sys.argv:  # wherever it stands; click wants it before the command
+        sys.argv = [sys.argv[0], "--debug", *(word for word in sys.argv[1:] if word != "--debug")]
     try:
         app()
     except FedloomError as e:

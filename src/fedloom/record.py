@@ -209,6 +209,8 @@ class Summary:
     """The folder."""
     stopped: str | None = None
     """Why a watcher ended the training before its last round."""
+    title: str | None = None
+    """What the run is called: by default its method as it was written."""
 
     @property
     def accuracy(self) -> float:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, get_type_hints
 
 from fedloom.core.method import Method
 from fedloom.diagnose.recorder import Recorder
@@ -33,11 +33,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 def with_settings(function: F) -> F:
     """Show the keys of `RunConfig` in a function's signature, in place of `**settings`, so that
     `help` and completion know them."""
-    signature = inspect.signature(function)
+    signature, types = inspect.signature(function), get_type_hints(RunSettings)
     fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     keys = [
         inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.annotation
+            name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[name]
         )
         for name, field in RunConfig.model_fields.items()
         if name in RunSettings.__annotations__ and name not in signature.parameters

@@ -136,6 +136,7 @@ class Runner:
             partition_sha256=self.experiment.data.partition.fingerprint,
             run=None if self.folder is None else str(self.folder.path),
             stopped=None if self._stopped is None else self._stopped["reason"],
+            title=config.title,
         )
 
     def _step(self, plan: Plan) -> None:
