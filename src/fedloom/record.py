@@ -213,6 +213,11 @@ class Summary:
     """What the run is called: by default its method as it was written."""
 
     @property
+    def label(self) -> str:
+        """What tables call the run."""
+        return self.title or self.method
+
+    @property
     def accuracy(self) -> float:
         """The number of the run, as its protocol defines it."""
         return self.result.value

@@ -22,7 +22,7 @@ from fedloom.runs.result import summary_rows
 
 def summary_table(summary: Summary) -> Table:
     """One run, readable."""
-    table = Table(title=Text(summary.title or summary.method), show_header=False)
+    table = Table(title=Text(summary.label), show_header=False)
     for name, text in summary_rows(summary):
         table.add_row(name, Text(text, overflow="fold"))
     return table

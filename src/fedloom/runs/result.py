@@ -40,7 +40,7 @@ class Result:
     def __repr__(self) -> str:
         summary = self.summary
         return (
-            f"Result({summary.title or summary.method}: {summary.result.metric} {summary.accuracy:.4f},"
+            f"Result({summary.label}: {summary.result.metric} {summary.accuracy:.4f},"
             f" {summary.rounds} rounds, {summary.clients} clients, seed {summary.seed})"
         )
 
@@ -50,7 +50,7 @@ class Result:
             f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
             for name, text in summary_rows(self.summary)
         )
-        return f"<table><caption>{escape(self.summary.title or self.summary.method)}</caption>{rows}</table>"
+        return f"<table><caption>{escape(self.summary.label)}</caption>{rows}</table>"
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
