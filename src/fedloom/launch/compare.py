@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedloom.core.method import Method
@@ -49,12 +49,17 @@ class Row:
     @property
     def accuracy(self) -> float:
         """Mean over seeds."""
-        return fmean(self.accuracies)
+        return self._mean("accuracy")
 
     @property
     def deviation(self) -> float | None:
         """Standard deviation over seeds; a single one has none."""
-        return stdev(self.accuracies) if len(self.accuracies) > 1 else None
+        number = tables.over_seeds(self.summaries, "accuracy")
+        return None if number is None else number.std
+
+    def _mean(self, key: str) -> float:
+        number = tables.over_seeds(self.summaries, key)
+        return math.nan if number is None else number.mean
 
     def as_json(self) -> dict[str, Any]:
         """In JSON's types: means over seeds, and the values of every seed."""
@@ -62,9 +67,9 @@ class Row:
             "method": self.label,
             "accuracy": self.accuracy,
             "accuracy_std_over_seeds": self.deviation,
-            "worst_decile": fmean(s.worst_decile for s in self.summaries),
-            "megabytes_up_per_client": fmean(s.bytes_up / s.clients / 1e6 for s in self.summaries),
-            "seconds": fmean(s.seconds for s in self.summaries),
+            "worst_decile": self._mean("worst_decile"),
+            "megabytes_up_per_client": self._mean("megabytes_up_per_client"),
+            "seconds": self._mean("seconds"),
             "seeds": [
                 {
                     "seed": summary.seed,

@@ -115,11 +115,11 @@ def to_latex(methods: Iterable[Labelled]) -> str:
     columns = [
         [_latex(label) for label, _ in methods],
         *(
-            _bold_best([_over(summaries, key) for _, summaries in methods])
+            _bold_best([over_seeds(summaries, key) for _, summaries in methods])
             for key in scores.values()
         ),
         *(
-            [_plain(_over(summaries, key), digits) for _, summaries in methods]
+            [_plain(over_seeds(summaries, key), digits) for _, summaries in methods]
             for key, digits in costs.values()
         ),
     ]
@@ -156,14 +156,15 @@ def _line(label: str, summaries: Sequence[Summary]) -> dict[str, Any]:
     for summary in summaries:
         line[f"{summary.result.metric}_seed_{summary.seed}"] = summary.result.value
     for key in dict.fromkeys(key for summary in summaries for key in _numbers(summary)):
-        number = _over(summaries, key)
+        number = over_seeds(summaries, key)
         line[key] = None if number is None else number.mean
         if number is not None and key not in WITHOUT_DEVIATION:
             line[f"{key}{DEVIATION}"] = number.std
     return line
 
 
-def _over(summaries: Sequence[Summary], key: str) -> OverSeeds | None:
+def over_seeds(summaries: Sequence[Summary], key: str) -> OverSeeds | None:
+    """One of a run's numbers, by its name in the tables, over a method's seeds."""
     return OverSeeds.of(_numbers(summary).get(key) for summary in summaries)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from statistics import fmean
 from typing import get_args
 
 from rich.console import Console
@@ -14,7 +12,7 @@ from rich.text import Text
 from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
 from fedloom.launch.compare import Comparison
-from fedloom.launch.tables import OverSeeds
+from fedloom.launch.tables import OverSeeds, over_seeds
 from fedloom.record import LedgerStep, Summary
 from fedloom.runs.ledger import Account
 from fedloom.runs.result import summary_rows
@@ -43,6 +41,16 @@ def profile_table(summary: Summary) -> Table:
     return table
 
 
+COLUMNS = {
+    "accuracy": "%",
+    "worst_decile": "%",
+    "megabytes_up_per_client": ".2f",
+    "seconds": ".1f",
+    "newcomers": "%",
+}
+"""Numbers of a comparison -> how they are shown: a share with its deviation, or a mean."""
+
+
 def comparison_table(comparison: Comparison) -> Table:
     """Methods side by side; the best mean in bold."""
     seeds = len(comparison.rows[0].summaries)
@@ -54,23 +62,24 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     best = max(row.accuracy for row in comparison.rows)
     for row in comparison.rows:
-        sent = fmean(s.bytes_up / s.clients / 1e6 for s in row.summaries)
+        numbers = {key: over_seeds(row.summaries, key) for key in COLUMNS}
         cells = [
-            _over_seeds(row.accuracies),
-            _over_seeds([s.worst_decile for s in row.summaries]),
-            f"{sent:.2f}",
-            f"{fmean(s.seconds for s in row.summaries):.1f}",
+            "-"
+            if number is None
+            else number.percent()
+            if shown == "%"
+            else f"{number.mean:{shown}}"
+            for number, shown in zip(numbers.values(), COLUMNS.values(), strict=True)
         ]
-        if newcomers:
-            cells.append(_over_seeds([s.newcomers.value for s in row.summaries if s.newcomers]))
         style = "bold" if row.accuracy == best else ""
-        table.add_row(Text(row.label), *cells, style=style)
+        table.add_row(Text(row.label), *cells[: None if newcomers else -1], style=style)
     return table
 
 
-def _over_seeds(values: Sequence[float]) -> str:
-    number = OverSeeds.of(values)
-    return "-" if number is None else number.percent()
+def _cell(number: OverSeeds | None, shown: str) -> str:
+    if number is None:
+        return "-"
+    return number.percent() if shown == "%" else f"{number.mean:{shown}}"
 
 
 def ledger_tables(account: Account) -> list[Table]:
