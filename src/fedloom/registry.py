@@ -111,8 +111,9 @@ def build(kind: str, entry: Callable[..., Any], call: Call, **context: Any) -> A
     try:
         signature.bind(*args, **kwargs, **filled)
     except TypeError as e:
+        filled_in = f"; a {kind} is given {', '.join(context)}" if context else ""
         raise BadInput(
-            f"{kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}"
+            f"{kind} {call}: {e}; it takes {', '.join(known) or 'no arguments'}{filled_in}"
         ) from None
     return entry(*args, **kwargs, **filled)
 
