@@ -85,7 +85,6 @@ Overrides = Annotated[
 ]
 
 PANELS = {
-    "Your own code": "imports",
     "Data": "data label client domain inputs partition clients split shift augment normalize"
     " image_size partition_seed newcomers",
     "Method and training": "method model rounds participation epochs steps batch_size lr optimizer"
@@ -130,16 +129,11 @@ def _flag(name: str) -> inspect.Parameter:
     default = "" if field.default is None else f" (default: {field.default})"
     panel = next((title for title, keys in PANELS.items() if name in keys.split()), None)
     help_text = f"{field.description or ''}{default}"
-    if name == "imports":
-        return inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Imports
-        )
     option = typer.Option(help=help_text, show_default=False, rich_help_panel=panel)
+    # The key is a list, its flag a single file that may be repeated.
+    annotation = Imports if name == "imports" else Annotated[kind | None, option]
     return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
 
 

@@ -70,8 +70,9 @@ def test_every_key_is_a_flag_with_its_default_in_80_columns() -> None:
     assert done.code == 0
     words = " ".join(done.out.replace("│", " ").split())
     for key, field in RunConfig.model_fields.items():
-        assert f"--{key.replace('_', '-')} " in words
-        if field.default is not None:
+        flag = "import" if key == "imports" else key.replace("_", "-")
+        assert f"--{flag} " in words
+        if field.default not in (None, ()):
             assert f"(default: {field.default})" in words
     assert max(map(len, done.out.splitlines())) <= 80
     titles = {title for title in cli.PANELS if f"─ {title} ─" in done.out}
