@@ -42,6 +42,12 @@ def test_errors_from_disagreements():
     assert gained.positive == 1.0
 
 
+def test_a_gain_is_clear_from_196_hundredths_of_its_error():
+    """.6 over .5 has the error sqrt((.24 + .25)/n); .1 is 1.96 of it at n = 188.2."""
+    gained = gain([0.6, 0.6, 0.5, 0.5], [0.5, 0.5, 0.6, 0.6], [188, 189, 188, 189])
+    assert (gained.helped, gained.harmed) == (0.25, 0.25)
+
+
 def test_errors_from_accuracies_alone():
     """.6 and .5 of 25 rows: sqrt((.24 + .25)/25) = .14."""
     assert gain([0.6], [0.5], [25]).errors == pytest.approx((0.14,))

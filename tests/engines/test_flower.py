@@ -467,6 +467,11 @@ def test_a_site_that_joins_later_begins_as_a_new_client(tmp_path: Path) -> None:
     assert mine[1].own is not None
 
 
+def test_exactly_as_many_answers_as_are_needed_are_not_too_few_answers() -> None:
+    result = start(build(min_clients=len(CLIENTS)), Inline())
+    assert [len(record.cohort) for record in result.records] == [len(CLIENTS)] * 3
+
+
 def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Path) -> None:
     """Two of four are asked for; in round 2 three of four fail twice, then all is well."""
     experiment = build(min_clients=2, out=str(tmp_path / "run"))

@@ -246,13 +246,16 @@ class Counted:
         watch()
         answers = [client(visit, ask) for visit in some]
         if self.bit:
-            bias = answers[-1][0].state["model"]["head.bias"]
+            up, kept = answers[-1]
+            bias = {**up.state["model"], **kept.get("model", {})}["head.bias"]
             bias[-1] = torch.nextafter(bias[-1], torch.tensor(9.0))
         return answers
 
 
-def test_one_bit_of_one_client_is_enough_to_be_left_alone() -> None:
-    compute, some, reports = Counted(bit=True), visits(), []
+@pytest.mark.parametrize("method", ["fedavg", "fedper"])
+def test_one_bit_of_one_client_is_enough_to_be_left_alone(method: str) -> None:
+    """In what it sends, or with fedper in what it keeps."""
+    compute, some, reports = Counted(bit=True), visits(method), []
     blocks = Blocks(compute, lambda: 0.0, reports.append)
     for _ in range(3):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)

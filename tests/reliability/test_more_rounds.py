@@ -53,6 +53,15 @@ def test_an_ended_run_with_more_rounds_is_the_longer_run(method: str, tmp_path: 
     assert json.loads((out / "config.json").read_text())["rounds"] == 5
 
 
+def test_the_end_of_training_is_saved_however_seldom_the_run_is(tmp_path: Path) -> None:
+    """From there more rounds are added; a checkpoint from after the adaptation is of no use."""
+    settings = {**SETTINGS, "checkpoint_every": 10}
+    straight = fl.run("fedavg_ft", rounds=4, **settings)
+    fl.run("fedavg_ft", rounds=2, **settings, out=str(tmp_path / "run"))
+    longer = fl.resume(tmp_path / "run", rounds=4)
+    assert longer.summary.state_sha256 == straight.summary.state_sha256
+
+
 def test_a_run_that_stopped_half_way_can_be_given_more(tmp_path: Path) -> None:
     straight = fl.run("fedavg_ft", rounds=6, **SETTINGS)
     with pytest.raises(KeyboardInterrupt):

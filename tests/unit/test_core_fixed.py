@@ -45,6 +45,16 @@ class Watching(Term):
         return 0.0
 
 
+@dataclass(frozen=True)
+class Doubling(Term):
+    """Changes inputs, as Mixup does."""
+
+    name: ClassVar[str] = "doubling"
+
+    def inputs(self, b: Any, s: Any) -> None:
+        b.x = 2 * b.x
+
+
 def net(*between: torch.nn.Module) -> Net:
     torch.manual_seed(0)
     stages = {f"between{i}": m for i, m in enumerate(between)}
@@ -68,8 +78,9 @@ def test_a_frozen_body_sees_every_row_once_in_five_epochs() -> None:
     assert rows_of_body(HeadOnly(), net()) == 20
 
 
-def test_a_term_with_a_loss_turns_it_off() -> None:
-    assert rows_of_body(HeadOnly() + Watching(), net()) == 100
+@pytest.mark.parametrize("term", [Watching(), Doubling()])
+def test_a_term_that_reads_or_changes_every_batch_turns_it_off(term: Term) -> None:
+    assert rows_of_body(HeadOnly() + term, net()) == 100
 
 
 def test_what_draws_is_drawn_anew_at_every_step() -> None:

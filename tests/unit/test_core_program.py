@@ -178,7 +178,7 @@ def test_a_run_is_special_rounds_training_special_rounds_adaptation() -> None:
 
 def test_cohorts() -> None:
     """round(0.5 * 5) = 2 clients, sorted, by seed and round; at least one; all where all are
-    asked for."""
+    asked for. 0.29 of 100 clients are 29, though 0.29 * 100 is a little less."""
     prog = program(Method(), clients=5)
     drawn = [prog.cohort(Plan(t), 0.5) for t in range(1, 30)]
     assert all(len(c) == 2 and c == sorted(set(c)) for c in drawn)
@@ -186,6 +186,7 @@ def test_cohorts() -> None:
     assert drawn == [prog.cohort(Plan(t), 0.5) for t in range(1, 30)]
     assert drawn != [program(Method(), 5, seed=1).cohort(Plan(t), 0.5) for t in range(1, 30)]
     assert len(prog.cohort(Plan(1), 1e-9)) == 1
+    assert len(program(Method(), clients=100).cohort(Plan(1), 0.29)) == 29
     assert prog.cohort(Plan(1), 1.0) == prog.cohort(Plan(1, cohort="all"), 0.2) == list(range(5))
 
 

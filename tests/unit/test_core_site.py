@@ -508,9 +508,9 @@ def test_what_a_hook_sees_inside_fit() -> None:
 
 
 def test_a_newcomer_is_an_id_beyond_the_runs_clients() -> None:
+    """Of two clients."""
     made = visit(Method())
-    assert not Site(made).newcomer
-    assert Site(replace(made, cid=2)).newcomer
+    assert [Site(replace(made, cid=cid)).newcomer for cid in range(3)] == [False, False, True]
 
 
 def test_a_private_copy_of_what_is_kept() -> None:

@@ -120,7 +120,9 @@ def test_shifts_add_up():
     twice = federate(plain, "iid", 3, shift="permute_labels(groups=2) + permute_labels(groups=3)")
     one = federate(plain, "iid", 3, shift="permute_labels(groups=2)").partition.label_maps
     two = federate(plain, "iid", 3, shift="permute_labels(groups=3)").partition.label_maps
-    assert np.array_equal(twice.partition.label_maps[1], two[1][one[1]])
+    renamed = [second[first] for first, second in zip(one, two, strict=True)]
+    assert np.array_equal(twice.partition.label_maps, renamed)
+    assert not np.array_equal(renamed[2], one[2][two[2]])  # the order matters
     later = federate(plain, twice.partition, shift="rotate(step=90)")
     assert np.array_equal(later.partition.label_maps, twice.partition.label_maps)
 
