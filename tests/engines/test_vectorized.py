@@ -130,7 +130,7 @@ def test_settings_give_the_reference_bytes(method: str, settings: dict[str, Any]
     [
         {"optimizer": "adamw", "weight_decay": 0.01},
         {"optimizer": "rmsprop", "momentum": 0.5},
-        {"momentum": 0.9, "keep_optimizer_state": True},
+        {"momentum": 0.9, "keep_state": True},
     ],
 )
 def test_other_optimisers_go_one_by_one(settings: dict[str, Any]) -> None:

@@ -92,7 +92,7 @@ def test_the_default_of_a_class_is_for_the_run_to_replace() -> None:
         (FedPer(opt=Opt(lr=0.1)), "fedper(lr=0.1)"),
         (FedPer(opt=Opt("adamw", batch=8)), "fedper(optimizer='adamw', batch_size=8)"),
         (FedAvg(server=ServerOpt("yogi")), "fedavg(server_optimizer='yogi')"),
-        (FedAvg(opt=Opt(keep_state=True)), "fedavg(keep_optimizer_state=True)"),
+        (FedAvg(opt=Opt(keep_state=True)), "fedavg(keep_state=True)"),
     ],
 )
 def test_own_settings_are_written(method: fl.Method, text: str) -> None:
@@ -211,7 +211,7 @@ def test_a_comparison_of_one_method_with_two_rates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        "fedper(optimizer=adamw, lr=0.01, weight_decay=0.1, keep_optimizer_state=true)",
+        "fedper(optimizer=adamw, lr=0.01, weight_decay=0.1, keep_state=true)",
         "fedavg(server_optimizer=yogi, server_lr=0.01, momentum=0.9)",
     ],
 )
@@ -234,7 +234,7 @@ def straight() -> dict[str, str]:
 
 
 def test_kept_state_is_in_the_clients_states() -> None:
-    result = fl.run("fedper", **SMALL, optimizer="adam", keep_optimizer_state=True)
+    result = fl.run("fedper", **SMALL, optimizer="adam", keep_state=True)
     assert int(result.clients[0]["optimizer"]["model/local/steps"]) > SMALL["rounds"]
     thrown = fl.run("fedper", **SMALL, optimizer="adam")
     assert "optimizer" not in thrown.clients[0]

@@ -27,7 +27,7 @@ OPT_KEYS = {
     "beta1": "beta1",
     "beta2": "beta2",
     "eps": "eps",
-    "keep_optimizer_state": "keep_state",
+    "keep_state": "keep_state",
     "clip": "clip",
     "decay": "decay",
     "drop_last": "drop_last",

@@ -21,7 +21,7 @@ SECTIONS = {
     "The federation": "experiment out sites class_names clients min_clients deadline patience"
     " lost_state",
     "Method and training": "imports method model rounds participation epochs steps batch_size lr"
-    " optimizer momentum weight_decay beta1 beta2 eps keep_optimizer_state clip decay drop_last"
+    " optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
     " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
     "Data, the same at every site": "split partition_seed normalize image_size augment",
     "Evaluation": "protocol eval_every",

@@ -95,7 +95,7 @@ class RunConfig(BaseModel):
         None, ge=0, lt=1, description="of adam, adamw (0.999), rmsprop (0.99)"
     )
     eps: float | None = Field(None, ge=0, description="of all optimizers but sgd")
-    keep_optimizer_state: bool | None = Field(
+    keep_state: bool | None = Field(
         None, description="clients keep their optimizer's state from round to round"
     )
     clip: float | None = Field(
@@ -235,7 +235,7 @@ class RunSettings(TypedDict, total=False):
     beta1: float | None
     beta2: float | None
     eps: float | None
-    keep_optimizer_state: bool | None
+    keep_state: bool | None
     clip: float | None
     decay: float | None
     drop_last: bool | None
