@@ -62,8 +62,7 @@ def test_a_text_that_moved_is_named() -> None:
 )
 def test_only_a_failed_test_or_no_end_counts_as_caught(code: int | None, outcome: str) -> None:
     """Code 2 is a module that cannot be imported: such a mutant says nothing about the tests."""
-    done = PytestRun(
-        code, 1.0, "..F\nFAILED tests/unit/test_x.py::test_y[1] - assert 1 == 2\n1 failed"
-    )
+    output = "..F\nFAILED tests/test_x.py::test_y[a b] - assert 1 == 2\n1 failed"
+    done = PytestRun(code, 1.0, output)
     assert done.outcome == outcome
-    assert done.failed_test == "tests/unit/test_x.py::test_y[1]"
+    assert done.failed_test == "tests/test_x.py::test_y[a b]"
