@@ -116,6 +116,12 @@ class FederationUnderTest(DeployedFederation):
         for name in names:
             self.nodes[name].ready(partial(is_connected, self.nodes[name]), LIMIT)
 
+    def wait_reconnected(self, *names: str) -> None:
+        """Until these sites have found a link that was restarted."""
+        for name in names:
+            node = self.nodes[name]
+            node.ready(lambda node=node: "Connection successful after" in node.output(), LIMIT)
+
     def wait_held(self, run: Run, name: str, moment: str) -> None:
         """Until a site is in the midst of that round of a run."""
         run.child.ready(partial(self.places[name].held, moment), LIMIT)
