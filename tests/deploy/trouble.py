@@ -172,11 +172,12 @@ def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
                 finally:
                     federation.nodes[C].end(grace=60)  # which has to end a node of its own
     finally:
-        left = {process: command(process) for process in marked(MARK, mark)}
+        _, left = psutil.wait_procs(marked(MARK, mark), timeout=20)  # those that are just ending
+        lines = {process.pid: command(process) for process in left}
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-    assert not left
+    assert not lines, f"still running: {lines}"
 
 
 def supervised(project: Project, name: str, log: Path) -> Child:

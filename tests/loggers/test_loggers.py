@@ -81,7 +81,8 @@ def check_whole(found: Found, result: fl.Result, tool: str) -> None:
     assert len(found.runs) == 1
     assert found.curves == curves_of(result.records, tool)
     (config,) = found.configs
-    assert config == {k: str(v) for k, v in result.experiment.config.model_dump().items()}
+    written = result.experiment.config.model_dump(mode="json")
+    assert config == {k: str(v) for k, v in written.items()}
     (summary,) = found.summaries
     for key in ("method", "state_sha256", "run"):
         assert summary[key] == str(getattr(result.summary, key))

@@ -149,7 +149,7 @@ def test_without_a_prior_it_is_fedavg_under_a_frozen_simplex():
     head.vertices.requires_grad_(False)
     body = nn.Sequential(nn.Linear(4, 5), nn.ReLU())
     twin = Net((4,), body=body, projection=nn.Sequential(nn.Flatten(), nn.Linear(5, 5)), head=head)
-    twin.initial = start
+    twin.load_state_dict(start)
     avg = Game(FedAvg(opt=OPT), twin, *CLOUDS)
     balanced = Game(FedETF(opt=OPT), mlp(), *CLOUDS)
     for cohort in ((), (0, 2), (1, 3)):

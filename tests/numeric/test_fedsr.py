@@ -101,7 +101,7 @@ def twin(net: Net) -> Net:
     """The same network and values without a prior, for FedAvg."""
     body, head = nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(V, K)
     stochastic = Net((4,), body=body, gauss=Gaussian(5, V), sample=_draw(), head=head)
-    stochastic.initial = {k: v for k, v in net.tree().items() if not k.startswith("prior")}
+    stochastic.load_state_dict({k: v for k, v in net.tree().items() if not k.startswith("prior")})
     return stochastic
 
 

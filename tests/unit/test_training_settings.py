@@ -247,6 +247,6 @@ def test_python_settings_and_expression_are_one_vocabulary() -> None:
     by_object = fl.run(FedPer(opt=Opt("adamw", lr=0.01, weight_decay=0.1)), **SMALL)
     digests = {r.summary.state_sha256 for r in (by_key, by_text, by_object)}
     assert len(digests) == 1
-    assert replace(by_text.summary, method="", seconds=0, activities={}) == replace(
-        by_object.summary, method="", seconds=0, activities={}
+    assert replace(by_text.summary, method="", title="", seconds=0, activities={}) == replace(
+        by_object.summary, method="", title="", seconds=0, activities={}
     )

@@ -68,7 +68,7 @@ class Logger(Watcher, ABC):
         log = self._open(folder, describe(run.experiment.program.method), log)
         self._marks = journal  # from here on there is something to close
         if anew:
-            self._write_config(run.experiment.config.model_dump())
+            self._write_config(run.experiment.config.model_dump(mode="json"))
             journal.append(Mark(log=log))
         for record in run.records:
             self.step(run, record)
