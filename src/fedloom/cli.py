@@ -556,11 +556,11 @@ def _is_override(text: str) -> bool:
 
 def _new_folder(label: str) -> str:
     """runs/<time>-<label>, which is not there yet."""
-    import re
     import time
 
-    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}"
+    from fedloom.files import file_name
+
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(label)}"
     tries = (base if i == 0 else base.with_name(f"{base.name}-{i}") for i in range(10_000))
     return str(next(path for path in tries if not path.exists()))
 
