@@ -183,7 +183,7 @@ def _check_methods(everything: Sequence[Given]) -> None:
         if given.label in labels:
             raise BadInput(f"{given.label!r} is compared with itself; name it once")
         labels.add(given.label)
-        folders.add(_slug(given.label))
+        folders.add(file_name(given.label))
     if len(folders) < len(labels):
         raise BadInput(f"two of {', '.join(sorted(labels))} would share a folder; rename one")
 
