@@ -15,7 +15,7 @@ from fedloom.core.score import ClientScore
 from fedloom.errors import BadInput
 from fedloom.record import At, Headline, RoundRecord, Score
 from fedloom.runs.journal import read_records
-from fedloom.runs.patience import Patience
+from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.watcher import RunView, Stop, Watcher
 from helpers import StopAt, fedloom, outcome
 
@@ -114,18 +114,18 @@ def test_a_run_stopped_early_is_a_run_of_so_many_rounds(method: str, tmp_path: P
     assert json.loads((out / "summary.json").read_text())["stopped"] == "round 2 is enough"
 
 
-def test_patience_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
+def test_early_stop_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
     """Ends two evaluations after the best one, and is then a run of so many rounds."""
     settings = {**SETTINGS, "eval_every": 1, "lr": 1e-12}  # every round is as good as the first
-    stopped = fl.run("fedavg", rounds=9, patience=2, **settings, out=str(tmp_path / "run"))
+    stopped = fl.run("fedavg", rounds=9, early_stop=2, **settings, out=str(tmp_path / "run"))
     assert stopped.summary.rounds == 3
     assert stopped.summary.stopped.startswith("no evaluation after round 1 was better")
     assert stopped.accuracy == fl.run("fedavg", rounds=3, **settings).accuracy
     improving = {**SETTINGS, "eval_every": 1, "lr": 0.05}
-    assert fl.run("fedavg", rounds=4, patience=2, **improving).summary.rounds == 4
+    assert fl.run("fedavg", rounds=4, early_stop=2, **improving).summary.rounds == 4
 
 
-def test_patience_looks_at_validation_rows_where_they_are_scored() -> None:
+def test_early_stop_looks_at_validation_rows_where_they_are_scored() -> None:
     """Test accuracy rises from round to round, validation accuracy falls: round 1 was the best."""
     at = At("received", "test", "personal", "clients")
 
@@ -137,8 +137,8 @@ def test_patience_looks_at_validation_rows_where_they_are_scored() -> None:
     template = fl.run("fedavg", rounds=1, **SETTINGS).records[-1]
     curve = [record(1, 0.1, 0.9), record(2, 0.2, 0.8), record(3, 0.3, 0.7)]
     run = SimpleNamespace(records=curve)
-    assert Patience(3).step(run, curve[-1]) is None
-    assert "round 1" in Patience(2).step(run, curve[-1]).reason
+    assert EarlyStop(3).step(run, curve[-1]) is None
+    assert "round 1" in EarlyStop(2).step(run, curve[-1]).reason
 
 
 def _score(at: At, accuracy: float) -> Score:

@@ -24,7 +24,7 @@ SECTIONS = {
     " optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
     " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
     "Data, the same at every site": "split partition_seed normalize image_size augment",
-    "Evaluation": "protocol eval_every",
+    "Evaluation": "protocol eval_every early_stop",
 }
 """Keys of the run's configuration, in the order they are written; others follow."""
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}

@@ -124,7 +124,7 @@ class RunConfig(BaseModel):
         "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
-    patience: int | None = Field(
+    early_stop: int | None = Field(
         None, ge=1, description="stop when the best evaluation is so many evaluations old"
     )
     diagnose: Words | None = Field(
@@ -250,7 +250,7 @@ class RunSettings(TypedDict, total=False):
     server_tau: float | None
     protocol: str
     eval_every: int
-    patience: int | None
+    early_stop: int | None
     diagnose: str | None
     diagnose_every: int
     seed: int

@@ -26,7 +26,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, read_records, write_record
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.patience import Patience
+from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
 
@@ -62,8 +62,8 @@ class Runner:
     ) -> None:
         self.experiment, self.engine, self.folder = experiment, engine, folder
         self.program = experiment.program
-        patience = experiment.config.patience
-        self.watchers = [*watchers, *([] if patience is None else [Patience(patience)])]
+        early_stop = experiment.config.early_stop
+        self.watchers = [*watchers, *([] if early_stop is None else [EarlyStop(early_stop)])]
         self.server: State = initial_server(self.program)
         self.clients = ClientStates(
             int(experiment.config.memory * 2**20), None if folder is None else folder.path

@@ -9,7 +9,7 @@ from fedloom.runs.watcher import RunView, Stop, Watcher
 
 
 @dataclass(frozen=True)
-class Patience(Watcher):
+class EarlyStop(Watcher):
     """Ends the training when its best evaluation is `evaluations` old, as DBE's program does.
 
     It looks at the curve of the run, on validation rows where they are scored, and on the split
@@ -29,7 +29,7 @@ class Patience(Watcher):
             return None
         return Stop(
             f"no evaluation after round {best} was better than its {highest:.4f}"
-            f" (patience {self.evaluations})"
+            f" (early_stop = {self.evaluations})"
         )
 
 
