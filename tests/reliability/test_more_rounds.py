@@ -14,8 +14,8 @@ import fedloom as fl
 from fedloom.core.score import ClientScore
 from fedloom.errors import BadInput
 from fedloom.record import At, Headline, RoundRecord, Score
-from fedloom.runs.journal import read_records
 from fedloom.runs.early_stop import EarlyStop
+from fedloom.runs.journal import read_records
 from fedloom.runs.watcher import RunView, Stop, Watcher
 from helpers import StopAt, fedloom, outcome
 

@@ -21,12 +21,12 @@ from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, Summary
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
+from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.evaluation import Evaluator, ScoreSheet
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, read_records, write_record
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
 
