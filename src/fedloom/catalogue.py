@@ -277,8 +277,17 @@ def _tested(p: Protocol) -> str:
         "trained": "after local training",
         "adapted": "after fine-tuning",
         "final": "fine-tuned if the method does so, else as received",
+        "personalized": "fine-tuned if the method does so, else after local training if clients"
+        " keep something personal, else as received",
     }[p.moment]
-    where = "on shared test sets" if p.on == "shared" else f"on {p.clients} clients' {p.split} rows"
+    if p.head_epochs:
+        moment = f"after {p.head_epochs} final epochs of the head alone"
+    model = {"global_if_any": "global (if there is one, else personal)"}.get(p.model, p.model)
+    where = {
+        "clients": f"on {p.clients} clients' {p.split} rows",
+        "shared": "on shared test sets",
+        "shared_if_any": f"on shared test sets (if there are any, else {p.clients} clients' rows)",
+    }[p.on]
     chosen = {
         "last": "last round",
         "best_val": "best round on validation rows",
@@ -288,7 +297,8 @@ def _tested(p: Protocol) -> str:
     }[p.select]
     average = "clients by samples" if p.average == "samples" else "clients alike"
     last = "; everybody in the last round" if p.full_last_round else ""
-    return f"the {p.model} model {moment}, {where}; {chosen}; {average}{last}"
+    joining = "" if p.newcomer_epochs is None else f"; newcomers train {p.newcomer_epochs} epochs"
+    return f"the {model} model {moment}, {where}; {chosen}; {average}{last}{joining}"
 
 
 def _engines() -> list[Entry]:

@@ -116,6 +116,10 @@ class DualFed(Method):
             Phase("global", "head.*", epochs=epochs, frozen_eval=self.frozen_eval),
         )
 
+    @property
+    def head_pattern(self) -> str:
+        return "head.* personal_head.*"
+
     def local(self, s: Site) -> None:
         repetitions = s.opt.epochs if self.training == "alternating" else 1
         for _ in range(repetitions):

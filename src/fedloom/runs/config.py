@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.settings import OptimizerName, ServerOptimizerName
 from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, suggestion
@@ -121,7 +122,9 @@ class RunConfig(BaseModel):
     )
 
     protocol: Words = Field(
-        "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
+        "fedloom",
+        description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac; with changes:"
+        " 'fedpac(moment=received)'",
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
     early_stop: int | None = Field(
@@ -163,6 +166,15 @@ class RunConfig(BaseModel):
     @classmethod
     def _none_is_a_word(cls, value: Any) -> Any:
         return "none" if value is None else value  # `normalize=none` reads as a value, not a word
+
+    @field_validator("protocol", mode="before")
+    @classmethod
+    def _object_as_expression(cls, value: Any) -> Any:
+        if isinstance(value, Protocol):
+            return str(value)
+        if isinstance(value, str) and value.strip():
+            parse_protocol(value)  # what is misspelt should not wait for the data to be read
+        return value
 
     @property
     def normalization(self) -> Literal["half", "channel", "none"] | None:
@@ -248,7 +260,7 @@ class RunSettings(TypedDict, total=False):
     server_beta1: float | None
     server_beta2: float | None
     server_tau: float | None
-    protocol: str
+    protocol: str | Protocol
     eval_every: int
     early_stop: int | None
     diagnose: str | None

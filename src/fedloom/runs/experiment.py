@@ -15,10 +15,11 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
-from fedloom.core.protocol import PROTOCOLS, Protocol
+from fedloom.core.protocol import Protocol, parse_protocol
+from fedloom.core.score import SplitName
 from fedloom.data import FederatedData, Partition, RemoteData, federate, load
 from fedloom.data.registry import registered
-from fedloom.errors import BadInput, UnknownName
+from fedloom.errors import BadInput
 from fedloom.methods import describe, parse_method, training_settings, with_run_settings
 from fedloom.models import ModelSpec, build_model
 from fedloom.runs.config import RunConfig
@@ -39,7 +40,18 @@ class Experiment:
     program: Program
     data: FederatedData | RemoteData
     protocol: Protocol
+    """As settled for this method and data."""
     plans: list[Plan]
+
+    @property
+    def splits(self) -> tuple[SplitName, ...]:
+        """What is scored at the clients: the result's rows, and validation rows if there are any.
+
+        Sites of a deployment know themselves which rows they have.
+        """
+        split = self.protocol.split
+        has_val = isinstance(self.data, RemoteData) or _some_rows(self.data, "val")
+        return (split, "val") if has_val and split != "val" else (split,)
 
     @classmethod
     def build(
@@ -59,10 +71,17 @@ class Experiment:
                 f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
             )
         name, nets = _nets(config, model, divided)
-        program = Program(filled, nets, clients, config.seed)
+        protocol = parse_protocol(config.protocol)
+        program = Program(
+            filled,
+            nets,
+            clients,
+            config.seed,
+            head_epochs=protocol.head_epochs,
+            newcomer_epochs=protocol.newcomer_epochs,
+        )
         _check_enough(program, config)
-        protocol = find_protocol(config.protocol)
-        protocol.check(program)
+        protocol = protocol.settled(program, shared_tests=bool(divided.shared_tests))
         _check_data(protocol, divided, config.newcomers)
         resolved = config.changed(
             method=describe(filled, full=True),
@@ -72,13 +91,6 @@ class Experiment:
             **training_settings(filled),
         )
         return cls(resolved, program, divided, protocol, _plans(program, config, protocol))
-
-
-def find_protocol(name: str) -> Protocol:
-    """An evaluation protocol by its preset's name."""
-    if name not in PROTOCOLS:
-        raise UnknownName("protocol", name, PROTOCOLS)
-    return PROTOCOLS[name]
 
 
 def _method(config: RunConfig, method: Method | None) -> Method:
@@ -210,10 +222,17 @@ def _check_data(protocol: Protocol, data: FederatedData | RemoteData, newcomers:
         )
     if isinstance(data, RemoteData):
         return  # the sites know their rows
-    rows = data.partition.clients
-    for split in protocol.splits if protocol.on == "clients" else ():
-        if not any(len(getattr(r, split)) for r in rows):
+    needed = {protocol.split} if protocol.on == "clients" else set()
+    if protocol.select == "best_val":
+        needed.add("val")
+    for split in sorted(needed):
+        if not _some_rows(data, split):
             raise BadInput(
                 f"no client has {split} rows, which this protocol scores;"
                 f" choose a split with {split} rows, for instance 'merged(train=0.6, val=0.2)'"
             )
+
+
+def _some_rows(data: FederatedData, split: str) -> bool:
+    """Has any client rows of this split?"""
+    return any(len(getattr(rows, split)) for rows in data.partition.clients)

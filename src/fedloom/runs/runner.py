@@ -137,7 +137,7 @@ class Runner:
         rounds = {record.round for record in self.records if record.kind == "train"}
         return Summary(
             method=describe(method),
-            result=choose(self.experiment.protocol, method, self.records),
+            result=choose(self.experiment.protocol, self.records),
             newcomers=newcomers(self.experiment.protocol, self.records),
             protocol=config.protocol,
             rounds=len(rounds),
@@ -185,7 +185,7 @@ class Runner:
                 r.add(cid, None)
                 continue
             bytes_up += nbytes(up.state)
-            sheet.add(cid, up.scores)
+            self._evaluator.enter(cid, up.scores, sheet)
             if self._ledger is not None:
                 self._ledger.enter(cid, up)
             with timed("aggregation"):
@@ -211,7 +211,7 @@ class Runner:
             scores=scores,
             absent=absent,
             notes=jsonable(r.notes),
-            headline=headline(self.experiment.protocol, self.program.method, scores),
+            headline=headline(self.experiment.protocol, scores),
         )
         self._commit(record, server, kept)
 
