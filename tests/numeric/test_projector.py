@@ -1,4 +1,4 @@
-"""DualFed's network for every method: encoder, projector, head, and running statistics that stay."""
+"""DualFed's network for every method: encoder, projector, head, statistics that stay."""
 
 from __future__ import annotations
 
