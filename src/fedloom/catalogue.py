@@ -26,6 +26,7 @@ from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import register
 from fedloom.models import models
+from fedloom.models.projector import PROJECTOR
 from fedloom.observed_traffic import Traffic, traffic
 from fedloom.registry import Registry, squash
 
@@ -103,7 +104,8 @@ def _method_page(name: str, width: int) -> str:
 
 def _entry_page(registry: Registry, name: str, width: int) -> str:
     name = registry.canonical(name)
-    return f"{registry.kind} {_signature_and_text(name, registry[name], width)}"
+    more = (f"{PROJECTOR}=0",) if registry is models else ()
+    return f"{registry.kind} {_signature_and_text(name, registry[name], width, more)}"
 
 
 def _plain_page(kind: str, entry: Entry, width: int) -> str:
@@ -112,9 +114,11 @@ def _plain_page(kind: str, entry: Entry, width: int) -> str:
     return f"{kind.removesuffix('s')} {entry['name']}\n\n{_wrapped(facts, width)}"
 
 
-def _signature_and_text(name: str, entry: Callable[..., Any], width: int) -> str:
-    """A call with its defaults, then the docstring."""
-    head = f"{name}({', '.join(_arguments(entry))})"
+def _signature_and_text(
+    name: str, entry: Callable[..., Any], width: int, more: tuple[str, ...] = ()
+) -> str:
+    """A call with its defaults and what all of its kind take, then the docstring."""
+    head = f"{name}({', '.join([*_arguments(entry), *more])})"
     paragraphs = (inspect.getdoc(entry) or "").split("\n\n")
     return "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
 

@@ -87,9 +87,9 @@ Overrides = Annotated[
 PANELS = {
     "Data": "data label client domain inputs partition clients split shift augment normalize"
     " image_size partition_seed newcomers",
-    "Method and training": "method model rounds participation epochs steps batch_size lr optimizer"
-    " momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last replacement"
-    " server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
+    "Method and training": "method model start start_without rounds participation epochs steps"
+    " batch_size lr optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
+    " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
     "Evaluation": "protocol eval_every early_stop diagnose diagnose_every",
     "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out"
     " title",

@@ -80,6 +80,12 @@ class RunConfig(BaseModel):
     newcomers: int = Field(0, ge=0, description="clients kept out of training, tested at the end")
 
     model: Words = Field("auto", description="expression, e.g. cnn4; auto: what suits the data")
+    start: Words | None = Field(
+        None, description="begin with a .safetensors file's weights, or with a run folder's model"
+    )
+    start_without: Words | None = Field(
+        None, description="tensors that start leaves as drawn, e.g. 'head.*'"
+    )
     rounds: int = Field(50, ge=1, description="rounds of training")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
     epochs: int | None = Field(None, ge=1, description="local epochs; by default 1")
@@ -238,6 +244,8 @@ class RunSettings(TypedDict, total=False):
     image_size: int | None
     partition_seed: int
     newcomers: int
+    start: str | None
+    start_without: str | None
     rounds: int
     participation: float
     epochs: int | None

@@ -23,6 +23,7 @@ from fedloom.errors import BadInput
 from fedloom.methods import describe, parse_method, training_settings, with_run_settings
 from fedloom.models import ModelSpec, build_model
 from fedloom.runs.config import RunConfig
+from fedloom.runs.initial_weights import begin_with
 
 log = logging.getLogger("fedloom")
 
@@ -71,6 +72,7 @@ class Experiment:
                 f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
             )
         name, nets = _nets(config, model, divided)
+        start = _start(config, nets)
         protocol = parse_protocol(config.protocol)
         program = Program(
             filled,
@@ -87,6 +89,7 @@ class Experiment:
             method=describe(filled, full=True),
             title=config.title or config.method,
             model=name,
+            start=start,
             clients=len(divided),
             **training_settings(filled),
         )
@@ -164,6 +167,17 @@ def _nets(
         for s in specs
     ]
     return name, nets
+
+
+def _start(config: RunConfig, nets: Sequence[Net]) -> str | None:
+    """Begin the networks with what the configuration names; its path and digest."""
+    if config.start is not None:
+        return begin_with(nets, config.start, config.start_without or "")
+    if config.start_without is not None:
+        raise BadInput(
+            f"start_without = {config.start_without!r} leaves out tensors of start; set start too"
+        )
+    return None
 
 
 def _warn_of_fixed_weights(specs: Sequence[ModelSpec]) -> None:
