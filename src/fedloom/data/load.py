@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedloom.data import cache, hub, local, tables
+from fedloom.data.known import EMBEDDED, known_name
 from fedloom.data.options import Columns, Options
-from fedloom.data.registry import EMBEDDED, register_data, registered
+from fedloom.data.registry import register_data, registered
 from fedloom.data.roles import source_of
 from fedloom.data.source import Normalize, Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
-from fedloom.registry import squash
 
 _LONGEST = 200  # characters of a path that a message repeats
 
@@ -70,7 +70,7 @@ def load(
     options = Options(
         image_size=image_size,
         subset=subset,
-        classes=(classes,) if isinstance(classes, str | int) else tuple(classes),
+        classes=Options.several(classes),
         class_names=None if class_names is None else tuple(class_names),
         columns=Columns.named(label, client, domain, inputs),
         vocabulary=vocabulary,
@@ -124,13 +124,9 @@ def _tabular(table: tables.Table, options: Options) -> Source:
 
 
 def _named(data: str | Path, options: Options) -> Source:
-    known = {squash(n): n for n in (EMBEDDED, *hub.KNOWN)}
-    name = known.get(squash(data)) if isinstance(data, str) else None
-    if name == EMBEDDED:
-        options.columns.refuse_for(f"data set {EMBEDDED!r}")
-        return digits().only(options.classes)
-    if name is not None:
-        return _hub(name, options)
+    known = known_name(data, options) if isinstance(data, str) else None
+    if known is not None:
+        return _known(*known)
     path = _existing(data)
     if path is not None:
         return _path(path, options)
@@ -138,6 +134,13 @@ def _named(data: str | Path, options: Options) -> Source:
     if name is not None:
         return _hub(name, options)
     raise _nowhere(data)
+
+
+def _known(name: str, options: Options) -> Source:
+    if name != EMBEDDED:
+        return _hub(name, options)
+    options.columns.refuse_for(f"data set {EMBEDDED!r}")
+    return digits().only(options.classes)
 
 
 def _hub(name: str, options: Options) -> Source:
