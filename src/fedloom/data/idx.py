@@ -13,7 +13,7 @@ import numpy as np
 from fedloom.data.source import Source
 from fedloom.errors import BadInput
 
-_BYTES = 8  # the format's code of unsigned bytes
+_HEAD = b"\0\0\x08"  # of every file whose values are unsigned bytes
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,10 @@ def _read(file: Path) -> np.ndarray:
     try:
         content = file.read_bytes()
         content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-        zeros, code, axes = content[:2], content[2], content[3]
-        shape = np.frombuffer(content, ">i4", axes, offset=4)
-        values = np.frombuffer(content, np.uint8, offset=4 + 4 * axes)
-        if zeros != b"\0\0" or code != _BYTES:
+        if content[:3] != _HEAD:
             raise ValueError("it is no IDX file of bytes")
-        return values.reshape(shape)
+        axes = content[3]
+        shape = np.frombuffer(content, ">i4", axes, offset=4)
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError, zlib.error) as e:
         raise BadInput(f"cannot read {file} ({e}); download it again") from None

@@ -11,10 +11,11 @@ import numpy as np
 
 from fedloom.data import cache, hub, local, tables
 from fedloom.data.known import EMBEDDED, known_name
+from fedloom.data.normalization import Normalize
 from fedloom.data.options import Columns, Options
 from fedloom.data.registry import register_data, registered
 from fedloom.data.roles import source_of
-from fedloom.data.source import Normalize, Source, cached
+from fedloom.data.source import Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
 
@@ -50,8 +51,9 @@ def load(
         data: a name (`names()`), an `.npz`, CSV or parquet file, a folder of images or of parquet
             files, a `pandas.DataFrame`, a `datasets.Dataset` or `DatasetDict`, a pair `(x, y)`, or
             a source.
-        normalize: `half` (mean and deviation 0.5), `channel` or `none`; see `Source.normalized`
-            for the default. A source keeps its own.
+        normalize: `half` (mean and deviation 0.5), `channel` (those of all clients' training
+            rows), `site` (each client by its own) or `none`; see `Source.normalized` for the
+            default. A source keeps its own.
         image_size: side to which images are resized; by default as they are, or 64 where their
             sizes differ.
         subset: part of a known data set published on its own (`emnist`: `byclass`, `letters`).
