@@ -74,7 +74,7 @@ class SiteData:
             moment: Moment = "final" if visit.program.adapt else "received"
             with rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
                 state = model_at(visit, moment)
-            save_personal(folder / "model", state, visit, experiment.config, self.source)
+            save_personal(folder / "model", state, visit, experiment.config, self.divided)
 
         return Node(
             experiment.program,

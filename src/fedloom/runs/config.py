@@ -72,8 +72,8 @@ class RunConfig(BaseModel):
     split: Words = Field("merged(train=0.75)", description="how rows become train, val and test")
     shift: Words | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
     augment: Words | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
-    normalize: Literal["auto", "half", "channel", "none"] = Field(
-        "auto", description="half, channel or none; auto: by the data"
+    normalize: Literal["auto", "half", "channel", "site", "none"] = Field(
+        "auto", description="half, channel, site (each client by its own rows) or none"
     )
     image_size: int | None = Field(None, ge=1, description="resize images to this square")
     partition_seed: int = Field(0, description="seed of partition, split and shift")
@@ -183,7 +183,7 @@ class RunConfig(BaseModel):
         return value
 
     @property
-    def normalization(self) -> Literal["half", "channel", "none"] | None:
+    def normalization(self) -> Literal["half", "channel", "site", "none"] | None:
         """What `load` takes; None: by the data."""
         return None if self.normalize == "auto" else self.normalize
 
@@ -240,7 +240,7 @@ class RunSettings(TypedDict, total=False):
     split: str
     shift: str | None
     augment: str | None
-    normalize: Literal["auto", "half", "channel", "none"]
+    normalize: Literal["auto", "half", "channel", "site", "none"]
     image_size: int | None
     partition_seed: int
     newcomers: int
