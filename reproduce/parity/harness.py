@@ -12,10 +12,12 @@ import copy
 import importlib
 import io
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -73,7 +75,9 @@ class Parity:
     ours: Callable[[Recorded], list[Tree]]
     """The tensors of every round under the names that `theirs` uses too."""
     theirs: Callable[[Recorded], list[Tree]]
-    """Drive the author's program like the recorded rounds; the folder is on the path by then."""
+    """Drive the author's program like the recorded rounds; its folder is on the path by then."""
+    folder: str = "."
+    """Where in the repository its modules are."""
     cohorts: tuple[tuple[int, ...] | None, ...] = (None, None, None)
     """Who takes part in each round; None: everybody."""
     patches: tuple[Callable[[], None], ...] = ()
@@ -230,6 +234,12 @@ def _writing_down(fits: list[Fit]) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ driving an author's program
+
+
+def empty_module(name: str, **attributes: Any) -> None:
+    """An import of a package that the driven part does not use finds this instead."""
+    sys.modules[name] = module = ModuleType(name)
+    vars(module).update(attributes)
 
 
 class Batches:

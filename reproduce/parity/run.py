@@ -59,7 +59,7 @@ def compare(name: str, official: Path) -> None:
     parity = comparison(name)
     warn_of_another_commit(parity, official)
     recorded = play(parity)
-    sys.path.insert(0, str(official))
+    sys.path.insert(0, str(official / parity.folder))
     for patch in parity.patches:
         patch()
     with quiet():
