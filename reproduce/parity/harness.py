@@ -182,6 +182,8 @@ class Recorded:
     parity: Parity
     program: Program
     rounds: list[Played] = field(default_factory=list)
+    adapted: Played | None = None
+    """The fine-tuning of all clients after the last round, for a method that has one."""
 
     @property
     def initial(self) -> Tree:
@@ -200,8 +202,7 @@ def play(parity: Parity, method: str | None = None) -> Recorded:
     program = Program(parse_method(method or parity.method), net, len(parity.data))
     recorded = Recorded(parity, program)
     server, kept = initial_server(program), dict[int, State]()
-    plans = [p for p in program.schedule(len(parity.cohorts)) if p.kind != "adapt"]
-    for plan in plans:
+    for plan in program.schedule(len(parity.cohorts)):
         cohort = parity.cohorts[plan.t - 1] if plan.kind == "train" else None
         r = Round(program, plan, server, range(program.clients) if cohort is None else cohort)
         played = Played(plan, r.cohort, {}, {}, {}, {}, {})
@@ -213,7 +214,10 @@ def play(parity: Parity, method: str | None = None) -> Recorded:
             r.add(cid, played.up[cid])
         server = merge(r)
         played.server, played.kept = server, dict(kept)
-        recorded.rounds.append(played)
+        if plan.kind == "adapt":
+            recorded.adapted = played
+        else:
+            recorded.rounds.append(played)
     return recorded
 
 
