@@ -68,7 +68,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
         loader.queue = [loader.in_order, *before.epochs(cid)]
     trees: list[Tree] = []
 
-    class Driven(FedDBE):  # type: ignore[misc]
+    class Driven(FedDBE):
         def select_clients(self) -> list[Any]:
             r = rounds[len(trees)]
             self.current_num_join_clients = len(r.cohort)
@@ -177,6 +177,13 @@ PARITY = Parity(
             paper="not stated",
             code="an incomplete last batch is left out",
             flag="drop_last=true",
+        ),
+        Deviation(
+            what="BatchNorm",
+            paper="not stated",
+            code="running statistics stay with the client, those of the first training included",
+            flag="not compared: the network has no BatchNorm;"
+            " fedavg(shared='* !@stats') keeps them too",
         ),
     ),
 )

@@ -103,7 +103,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
     args.local_layers = "local_C,local_projector,running_mean,running_var"
     members = recorded.parity.data
 
-    class Driven(Server):  # type: ignore[misc]
+    class Driven(Server):
         """Without data sets, folders and loggers."""
 
         def __init__(self) -> None:

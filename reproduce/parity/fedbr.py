@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
@@ -51,25 +53,23 @@ def empty_transformers() -> None:
 
 def ours(recorded: Recorded) -> list[Tree]:
     """The server's model, projection included."""
-    return [
-        under("server", r.server["model"]) | under("server", r.server["fedbr"], ["x"])
-        for r in recorded.trained
-    ]
+    return [under("server", r.server["model"]) for r in recorded.trained]
 
 
-def theirs(recorded: Recorded) -> list[Tree]:
+def theirs(recorded: Recorded, mixture: bool = False) -> list[Tree]:
     """Their local updates and their server's; the loop around them is a script of theirs and is
     written here."""
     from fedbr import networks
     from fedbr.algorithms import FedBR
     from fedbr.algorithms_fed import FedAvg
 
-    body = module_of(recorded.program.nets[0], "body").body
+    net = recorded.program.nets[0]
+    body = module_of(net, "body").body
     body.n_outputs = body.n_outputs_feature = WIDTH
     settings = {"lr": RATE, "weight_decay": 0.0, "nonlinear_classifier": False}
-    settings |= {"use_Mixture": False, "use_Mixup": False}
+    settings |= {"use_Mixture": mixture, "use_Mixup": False}
     with mock.patch.object(networks, "Featurizer", return_value=body):
-        model = FedBR((6,), CLASSES, len(recorded.parity.data), settings)
+        model = FedBR(net.shape, CLASSES, len(recorded.parity.data), settings)
     load(model, recorded.initial)
     server = FedAvg(model)
     clients = [FedAvg(copy.deepcopy(model)) for _ in recorded.parity.data]
@@ -77,16 +77,29 @@ def theirs(recorded: Recorded) -> list[Tree]:
     for r in recorded.trained:
         images = r.server["fedbr"]["x"]  # the same in all rounds
         for cid in r.cohort:
-            for x, y in batches(recorded, r, cid):
-                clients[cid].update([(x, y)], [image[None] for image in images])
+            with drawing(r, cid, len(images)) if mixture else nullcontext():
+                for x, y in batches(recorded, r, cid):
+                    clients[cid].update([(x, y)], [image[None] for image in images])
         weights = [1 / len(r.cohort)] * len(r.cohort)
         changes = [clients[cid].gradients for cid in r.cohort]
         server.global_update(changes, weights, {"global_lr": 1.0})
         for client in clients:
             client.copy_from(server)
             client.algorithm.if_updated = True
-        trees.append(under("server", {**named(server.algorithm), "x": images}))
+        trees.append(under("server", named(server.algorithm)))
     return trees
+
+
+def drawing(r: Played, cid: int, images: int) -> Any:
+    """Which image of the batch is mixed with which pseudo-image, as fedloom drew it."""
+    gen = r.plan.gen(cid, "fedbr")
+    drawn = [
+        row
+        for epoch in r.epochs(cid)
+        for idx in epoch
+        for row in torch.randint(len(idx), (images, 1), generator=gen)
+    ]
+    return mock.patch("torch.randint", side_effect=drawn)
 
 
 def batches(recorded: Recorded, r: Played, cid: int) -> list[tuple[Tensor, Tensor]]:
@@ -167,7 +180,7 @@ PARITY = Parity(
             what="the received model's features under pseudo=mixture",
             paper="of the same mixture as the local model's",
             code="of the first step's mixture, at all steps",
-            flag="not compared: there is no flag, and pseudo=rsm is not affected",
+            flag="pseudo=rsm is not affected; see fedbr_mixture",
         ),
     ),
 )

@@ -82,7 +82,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
     args.lr, args.momentum, args.weigh_delay, args.num_avg_train = RATE, 0.0, 0.0, SAMPLES
     args.local_bs, args.local_ep, args.last_local_ep, args.local_rep_ep = BATCH, 2, 3, 1
 
-    class Model(client_model_VIB):  # type: ignore[misc]
+    class Model(client_model_VIB):
         """Their network with our layers, which draws the noise that fedloom drew."""
 
         def __init__(self) -> None:
@@ -165,8 +165,12 @@ PARITY = Parity(
         METHOD.format(PUBLISHED.replace("beta=0.02", "beta=0.01")),
         METHOD.format(PUBLISHED + ", tau=2.0"),
         METHOD.format(PUBLISHED + ", weighting=samples"),
+        METHOD.format(PUBLISHED).replace("clip=10.0", "clip=0.0"),
     ),
-    data=federation((14, 11, 17), CLASSES, (PIXELS,), held=[(0, 1, 2), (1, 2), (0, 1, 2, 3)]),
+    # So wide that gradients are clipped.
+    data=federation(
+        (14, 11, 17), CLASSES, (PIXELS,), held=[(0, 1, 2), (1, 2), (0, 1, 2, 3)], scale=4.0
+    ),
     net=network,
     ours=ours,
     theirs=theirs,

@@ -95,8 +95,9 @@ def federation(
     shape: tuple[int, ...] = (6,),
     held: Sequence[Sequence[int]] = (),
     test: int = 4,
+    scale: float = 1.0,
 ) -> list[ClientData]:
-    """Clients with so many training rows each, clouds around a point for each class.
+    """Clients with so many training rows each, clouds around a point for each class, `scale` wide.
 
     `held` lists the classes of every client; without it all clients hold all classes.
     """
@@ -105,7 +106,7 @@ def federation(
     def split(n: int, labels: Sequence[int], *key: object) -> HeldRows:
         y = torch.tensor([labels[i % len(labels)] for i in range(n)])
         noise = torch.randn(n, *shape, generator=generator("parity", *map(str, key)))
-        return HeldRows(centers[y] + noise, y)
+        return HeldRows(scale * (centers[y] + noise), y)
 
     members = []
     for cid, n in enumerate(sizes):

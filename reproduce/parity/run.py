@@ -22,7 +22,7 @@ sys.path[0] = str(HERE.parents[1])
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from fedloom.errors import FedloomError  # noqa: E402
+from fedloom.errors import BadInput, FedloomError  # noqa: E402
 from fedloom.files import write_json  # noqa: E402
 from fedloom.runs.folder import current_versions  # noqa: E402
 from reproduce.parity.harness import (  # noqa: E402
@@ -52,11 +52,15 @@ def main() -> None:
         compare(options.method, options.official.resolve())
     except FedloomError as e:
         sys.exit(f"parity: {e}")
+    except ModuleNotFoundError as e:
+        sys.exit(f"parity: the authors' program imports {e.name!r}, which is not installed")
 
 
 def compare(name: str, official: Path) -> None:
     """Drive both, compare, print and store."""
     parity = comparison(name)
+    if not (official / parity.folder).is_dir():
+        raise BadInput(f"{official / parity.folder} is no folder; clone {parity.repository}")
     warn_of_another_commit(parity, official)
     recorded = play(parity)
     sys.path.insert(0, str(official / parity.folder))
