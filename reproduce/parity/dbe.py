@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from argparse import Namespace
 from collections import defaultdict
 from typing import Any
@@ -111,6 +112,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
         server = Driven(AllArguments(args), times=0)
         means = {"server/mean": server.clients[0].global_mean.clone()}
         means |= {f"client {c.id}/mean": c.running_mean.clone() for c in server.clients}
+        random.seed(0)  # they sum the clients' models in random order
         server.train()
     trees[0] |= means
     return trees
