@@ -64,19 +64,32 @@ def test_alphas_gradient_by_hand():
     """a = 12, w = v = 16, alpha = 1/2, lr = 1/4. Step 1: v = w, so alpha stays; g = 4, w = 15,
     v = 15.5. Step 2: m = 15.25, g = 3.25, slope = g (v - w) = 1.625, alpha = 0.5 - 0.40625;
     v = 15.5 - 1/4 * 1/2 * 3.25 with the old alpha; w = 14.25."""
-    play = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(12.0)).round()
+    play = Play(APFL(alpha_every="step", opt=full(0.25, 2)), point(16.0), rows(12.0)).round()
     assert kept(play, 0, "apfl", "alpha") == 0.09375
     assert (kept(play, 0, "apfl"), server_value(play)) == (15.09375, 14.25)
+
+
+def test_alpha_moves_in_the_first_step_of_a_round():
+    """a = 12, w = v = 16, alpha = 1/2, lr = 1/8. Step 1: v = w; w = 15.5, v = 15.75. Step 2 leaves
+    alpha at 1/2: m = 15.625, w = 15.0625, v = 15.75 - 3.625/16 = 15.5234375. Round 2 begins with
+    m = 15.29296875, g = 3.29296875, v - w = 0.4609375: alpha = 0.5 - g * 0.4609375 / 8, and its
+    second step leaves that alone."""
+    play = Play(APFL(opt=full(0.125, 2)), point(16.0), rows(12.0)).round()
+    assert kept(play, 0, "apfl", "alpha") == 0.5
+    assert (kept(play, 0, "apfl"), server_value(play)) == (15.5234375, 15.0625)
+    expected = 0.5 - 3.29296875 * 0.4609375 / 8
+    assert kept(play.round(), 0, "apfl", "alpha") == pytest.approx(expected, abs=1e-7)
 
 
 def test_alpha_grows_where_v_is_the_better_model_and_stays_in_the_unit_interval():
     """Client 0 has a = 0, the others pull w up: v is nearer to 0 than w is, so alpha rises to 1.
     Where v lags behind w (one client alone, as above) it falls to 0. Neither passes its end."""
-    many = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(0.0), *[rows(32.0)] * 3)
+    every_step = APFL(alpha_every="step", opt=full(0.25, 2))
+    many = Play(every_step, point(16.0), rows(0.0), *[rows(32.0)] * 3)
     for _ in range(6):
         many.round()
     assert kept(many, 0, "apfl", "alpha") == 1.0
-    alone = Play(APFL(opt=full(0.25, 2)), point(16.0), rows(0.0)).round().round()
+    alone = Play(every_step, point(16.0), rows(0.0)).round().round()
     assert kept(alone, 0, "apfl", "alpha") == 0.0
 
 

@@ -74,6 +74,12 @@ def test_the_second_step_uses_the_clients_own_core_as_it_is_now():
     assert p_of(play, 0) == [0.25 - 105 / 1024, 0.25 - 120 / 1024]
 
 
+def test_ps_momentum():
+    """Momentum 1/2, as above: the first step's velocity is 256, the second's 128 + 7.5 (14, 16)."""
+    play = after_sizes(apple(epochs=2, p_momentum=0.5), rows(0.0), rows(32.0)).round()
+    assert p_of(play, 0) == [0.25 - (128 + 105) / 1024, 0.25 - (128 + 120) / 1024]
+
+
 def test_the_penalty_fades():
     """mu = 64, L = 2. Round 1 (r = 0): p is p_0, no pull. Round 2 (r = 1): lam = 1/2,
     p - p_0 = -1/4, pull = 1/2 * 64 * -1/4 = -8: with w_0 = 8, slopes 8 (14, 18) = (112, 144),
@@ -176,7 +182,9 @@ def test_refuses_what_measures_against_the_received_model(term):
         Program(parse_method(f"apple + {term}"), mlp(), 2)
 
 
-@pytest.mark.parametrize("wrong", [{"mu": -1.0}, {"fade_rounds": -1}, {"fading": "linear"}])
+@pytest.mark.parametrize(
+    "wrong", [{"p_momentum": 1.0}, {"mu": -1.0}, {"fade_rounds": -1}, {"fading": "linear"}]
+)
 def test_bad_values(wrong):
     with pytest.raises(BadInput):
         APPLE(**wrong)

@@ -132,6 +132,19 @@ def test_m_of_dittos_two_models_are_apart() -> None:
     assert played.clients[0]["ditto"]["body.weight"].item() == 3.390625
 
 
+@pytest.mark.parametrize(("while_tuning", "b"), [(False, 1.0), (True, 1.25)])
+def test_mr_rests_while_a_method_is_fine_tuned(while_tuning: bool, b: float) -> None:
+    """b = 1, x = 1, z_g = 2, kappa = 1, no other loss, a step of lr 1/8: by MR b moves by
+    1/8 * 2 (2 - 1) = 1/4. That is training; tuning before a test leaves b alone."""
+    term = MeanRegularization(kappa=1.0, mu=1.0, while_tuning=while_tuning)
+    method = parse_method("fedbabu(adapt_epochs=1)") + term
+    prog = program(replace(method, opt=whole()), product(1.0, 1.0))
+    start = with_mean(prog, 2.0)
+    tuned = play(prog, people([1.0]), prog.schedule(1)[-1:], start)
+    assert tuned.clients[0]["final/model"]["body.weight"].item() == b
+    assert body(play(prog, people([1.0]), train_plans(prog, 1), start)) == [1.25]
+
+
 def test_mr_regularises_the_features_below_prbm() -> None:
     """The first test again with z_p = 100 on top: f(x) is pulled as before, z_p is not."""
     term = (PRBM(), MeanRegularization(kappa=1.0, mu=0.5))

@@ -12,6 +12,8 @@ from torch import nn
 
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt
+from fedloom.core.program import Program
+from fedloom.core.rng import generator
 from fedloom.core.tree import clone, nbytes
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
@@ -274,6 +276,20 @@ def test_a_head_that_cannot_learn_is_refused():
 def test_a_personal_head_is_refused(method):
     with pytest.raises(BadInput, match="fedgen needs 'head"):
         Game(parse_method(f"{method} + fedgen"), mlp(), *CLOUDS)
+
+
+@pytest.mark.parametrize(
+    ("eps", "mean", "negative"), [("normal", 0.0, True), ("uniform", 0.5, False)]
+)
+def test_what_eps_is_drawn_from(eps, mean, negative):
+    """N(0, 1) as in the paper; [0, 1) as published. 2,000 draws of 4."""
+    term = FedGen(noise=4, eps=eps)
+    net = Program(FedAvg() + term, mlp(), 2).nets[0]
+    slice_ = {**net.tools["fedgen"].state_dict(), "counts": torch.ones(3)}
+    y = torch.zeros(2000, dtype=torch.int64)
+    drawn = term._generate(net, slice_, y, generator("eps"))[1]
+    assert float(drawn.mean()) == pytest.approx(mean, abs=0.05)
+    assert bool((drawn < 0).any()) == negative
 
 
 def test_settings_that_make_no_sense_are_refused():

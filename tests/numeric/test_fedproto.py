@@ -42,6 +42,13 @@ def test_prototypes_are_weighted_by_counts():
     assert proto(game)["known"].tolist() == [True, True, False]
 
 
+def test_or_all_clients_with_the_class_count_alike():
+    """As published: the unweighted mean, (5, 2.5)."""
+    game = Game(FedProto(opt=STILL, weighting="uniform"), identity(2, K), A, B).round()
+    assert proto(game)["prototypes"].tolist() == [[5.0, 2.5], [0.0, 4.0], [0.0, 0.0]]
+    assert proto(game)["known"].tolist() == [True, True, False]
+
+
 def test_a_class_nobody_held_this_round_keeps_its_prototype():
     game = Game(FedProto(opt=STILL), identity(2, K), A, B).round().round(1)
     assert proto(game)["prototypes"].tolist() == [[8.0, 4.0], [0.0, 4.0], [0.0, 0.0]]

@@ -51,10 +51,11 @@ def by_hand(**settings):
     return float(s.method.loss(b, s)) - log(3), s, b
 
 
-def test_l2_is_the_mean_squared_length():
-    """(25 + 0)/2. The length itself: (5 + 0)/2; one norm of the batch: 5, squared 25."""
-    assert by_hand(l2=1.0, cmi=0.0)[0] == pytest.approx(12.5, rel=1e-6)
-    assert by_hand(l2=1.0, cmi=0.0, norm="plain")[0] == pytest.approx(2.5, rel=1e-6)
+def test_l2_is_the_mean_length():
+    """(5 + 0)/2, for which the published l2 was chosen. Squared: (25 + 0)/2. One norm of the batch
+    would be 5, squared 25."""
+    assert by_hand(l2=1.0, cmi=0.0)[0] == pytest.approx(2.5, rel=1e-6)
+    assert by_hand(l2=1.0, cmi=0.0, norm="squared")[0] == pytest.approx(12.5, rel=1e-6)
 
 
 def test_cmi_is_the_divergence_from_the_samples_class():
@@ -63,7 +64,7 @@ def test_cmi_is_the_divergence_from_the_samples_class():
     ln 2 - 5/16. The other direction would be (-2 ln 2 + 4 + 1/2 - 1)/2."""
     expected = log(2) - 5 / 16
     assert by_hand(l2=0.0, cmi=1.0)[0] == pytest.approx(expected, rel=1e-5)
-    assert by_hand(l2=2.0, cmi=3.0)[0] == pytest.approx(25 + 3 * expected, rel=1e-6)
+    assert by_hand(l2=2.0, cmi=3.0)[0] == pytest.approx(5 + 3 * expected, rel=1e-6)
 
 
 def test_scaled_multiplies_the_samples_gaussian_only():
@@ -125,6 +126,7 @@ def test_without_regularisers_it_is_fedavg_on_the_stochastic_network():
 def test_defaults_switch_nothing_off():
     assert FedSR().l2 > 0
     assert FedSR().cmi > 0
+    assert FedSR().samples == 20  # draws in a prediction, as its authors have it
 
 
 def test_prediction_is_the_mean_of_probabilities_over_draws():

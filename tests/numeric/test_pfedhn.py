@@ -19,8 +19,9 @@ from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, send
 from fedloom.core.tree import nbytes
 from fedloom.errors import BadInput
-from fedloom.methods import parse_method
+from fedloom.methods import parse_method, with_run_settings
 from fedloom.methods.pfedhn import PFedHN
+from fedloom.runs.config import RunConfig
 from helpers import mlp, run, same, tables
 
 SLOW = Opt(lr=0.1, batch=4)
@@ -91,6 +92,27 @@ def test_the_common_norm_is_bounded(bound, share):
     state = held(begun(server_clip=bound).round(0))
     assert state["0.weight"][0] == pytest.approx([1 + share / 2, 2 + share / 2], abs=1e-5)
     assert state["embedding"][0] == pytest.approx([1 + share / 2, 1 + share], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "run", "bound"),
+    [
+        ("pfedhn", {}, 50.0),
+        ("pfedhn", {"clip": 3.0}, 3.0),
+        ("pfedhn(clip=7)", {"clip": 3.0}, 7.0),
+        ("pfedhn(clip=0)", {}, 0.0),
+    ],
+)
+def test_clients_gradients_are_bounded_as_published(text, run, bound):
+    """By 50 unless the run or the expression says otherwise. Sent 4, a = 1004, lr 1/4: the gradient
+    of -1000 moves the client by bound / 4, without a bound by 250."""
+    method = with_run_settings(parse_method(text), RunConfig(**run).model_dump())
+    assert method.opt.clip == bound
+    play = begun(1004.0, 0.0)
+    clipped = replace(play.program.method, opt=replace(full(0.25), clip=method.opt.clip))
+    play.program = Program(clipped, point(0.0), 2, task=play.program.task)
+    moved = value(play.round(0).up[0].state["model"]) - 4.0
+    assert moved == pytest.approx((bound or 1000) / 4, rel=1e-6)
 
 
 def test_momentum_and_decay():

@@ -68,6 +68,7 @@ class _Loop:
     loss_sum: Tensor
     fixed: dict[str, Tensor] = field(default_factory=dict)
     """Outputs, for every training row, of stages that cannot change during this fit."""
+    tuning: bool = False
     epoch: int = 0
     applied: int = 0
     batches: int = 0
@@ -179,7 +180,7 @@ class Site:
 
     @property
     def phase(self) -> Phase:
-        """The phase that is being trained; only inside `fit`, as the next five."""
+        """The phase that is being trained; only inside `fit`, as the next six."""
         return self._running.phase
 
     @property
@@ -196,6 +197,11 @@ class Site:
     def epoch(self) -> int:
         """Epochs of this phase that are over."""
         return self._running.epoch
+
+    @property
+    def tuning(self) -> bool:
+        """The training is fine-tuning before a test, whose result goes to no server."""
+        return self._running.tuning
 
     @property
     def keys(self) -> list[str]:
@@ -271,6 +277,7 @@ class Site:
         self.terms = self.terms if terms is None else tuple(terms)
         schedule = phase.over(self.opt, self.plan.t)
         self._loop = loop = self._prepare(schedule, which)
+        loop.tuning = plain
         if plain:
             loop.corrections = []
         keeps_optimizer = self._keeps_optimizer(loop) and not plain

@@ -29,15 +29,16 @@ class APFL(Method):
 
         w         w - lr grad f(w)                                          as in FedAvg
         v         v - lr alpha grad f(m)                                    the gradient in v
-        alpha     alpha - lr <grad f(m), v - w>, kept in [0, 1]             the gradient in alpha
+        alpha     alpha - lr <grad f(m), v - w>, kept in [0, 1]             in a round's first step
         server    w <- mean over the cohort, every client with the same weight
         at a test alpha v + (1 - alpha) w, with the w just received
 
     Hyper-parameters: `alpha` 0.5 is the value it begins at (FedPAC: 0.25, chosen from {0.25, 0.5,
-    0.75}); with `learn_alpha` False it stays at that value.
+    0.75}); with `learn_alpha` False it stays at that value. alpha moves once a round, as in the
+    paper and its code; `alpha_every="step"` moves it at every step.
 
-    Deviations: alpha moves at every step; the published code moves it once a round. v is trained by
-    the run's optimiser, as w is. The mixture has BatchNorm statistics of its own, which are kept
+    Deviations: the published code moves alpha after v and w have moved. v is trained by the run's
+    optimiser, as w is. The mixture has BatchNorm statistics of its own, which are kept
     with v; so w is equal to FedAvg's to the bit, unless layers or terms draw random numbers. v_i
     begins as the first global model that the client receives. A term is asked for the gradient at w
     and for the one at the mixture in turn, so MeanRegularization with mu < 1 runs one mean over
@@ -56,11 +57,14 @@ class APFL(Method):
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.5
     learn_alpha: bool = True
+    alpha_every: Literal["round", "step"] = "round"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.alpha <= 1:
             raise BadInput(f"apfl: alpha must be between 0 and 1, got {self.alpha:g}")
+        if self.alpha_every not in ("round", "step"):
+            raise BadInput(f"apfl: alpha_every is round or step, not {self.alpha_every!r}")
 
     def client_init(self, s: Site) -> State:
         """v_i and alpha_i; v_i has no copy of the tensors that a term trains by itself."""
@@ -80,7 +84,7 @@ class APFL(Method):
             mixture[k].requires_grad_()
         grad_m = s.grad(replace(b), mixture, corrected=False)
 
-        if self.learn_alpha:
+        if self.learn_alpha and (self.alpha_every == "step" or s.steps == 0):
             slope = self._slope_of_alpha(s, grad_m)
             personal["alpha"] = (alpha - s.lr * slope.to(alpha)).clamp(0, 1)
         grad_v = [alpha.to(grad_m[k]) * grad_m[k] for k in s.keys]

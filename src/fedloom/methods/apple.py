@@ -40,16 +40,20 @@ class APPLE(Method):
 
     p is not kept positive and need not sum to 1.
 
-    Hyper-parameters: `mu` 0.1; `p_lr` 0.001; `fade_rounds` L 16 (a tenth of the published 160
-    rounds); `fading` "exponential" takes lam(r) = 0.001^(r/L) instead. `weighting="uniform"`
-    begins at p_0 = 1/N.
+    Hyper-parameters: `mu` 0.1; `p_lr` 0.001; `fade_rounds` L 16, a tenth of the published 160
+    rounds (in shorter or longer runs take a tenth of those). `fading` "cosine"; "exponential" takes
+    lam(r) = 0.001^(r/L) instead. `weighting="uniform"` begins at p_0 = 1/N. The published rate of
+    the cores is 0.01 with momentum 0.9. A core's gradient is scaled by p_ii, 1/N on average, so
+    with N clients cores move at about 1/N of FedAvg's rate: a larger `lr`, up to N times FedAvg's,
+    makes up for it.
 
-    Deviations: the published code leaves out the penalty's factor 1/2 (which doubles mu), gives p
-    momentum, and begins every core at a random model of its own; here all begin at the same one.
-    The BatchNorm statistics of a core are those of its owner's w_i. Cores of absent clients stay as
-    they were. Clients are asked for their numbers of rows in a round before the first. A newcomer
-    has no core and learns p alone. The global model, where one is asked for, is sum_j p_0j c_j. The
-    paper's variant with limited downloads is left out.
+    Deviations: the published code leaves out the penalty's factor 1/2 (which doubles mu), fades
+    exponentially by default, has momentum 0.9 for p as for the cores (`p_momentum=0.9,
+    momentum=0.9`), and begins every core at a random model of its own; here all begin at the same
+    one. The BatchNorm statistics of a core are those of its owner's w_i. Cores of absent clients
+    stay as they were. Clients are asked for their numbers of rows in a round before the first. A
+    newcomer has no core and learns p alone. The global model, where one is asked for, is sum_j p_0j
+    c_j. The paper's variant with limited downloads is left out.
 
     Leaves the client: its core, which all clients get, and its number of rows; never p.
 
@@ -74,6 +78,7 @@ class APPLE(Method):
     )
     mu: float = 0.1
     p_lr: float = 0.001
+    p_momentum: float = 0.0
     fade_rounds: int = 16
     fading: Literal["cosine", "exponential"] = "cosine"
 
@@ -81,6 +86,8 @@ class APPLE(Method):
         super().__post_init__()
         if min(self.mu, self.p_lr, self.fade_rounds) < 0:
             raise BadInput("apple: mu, p_lr and fade_rounds must be 0 or more")
+        if not 0 <= self.p_momentum < 1:
+            raise BadInput(f"apple: p_momentum is 0 or more and below 1, not {self.p_momentum}")
         if self.fading not in ("cosine", "exponential"):
             raise BadInput(f"apple: fading must be cosine or exponential, got {self.fading!r}")
 
@@ -136,7 +143,8 @@ class APPLE(Method):
         with torch.no_grad():
             penalty = self._lam(s.plan.t - 1) * self.mu * (p - p_0)
             p_lr = Phase(lr=self.p_lr).over(s.opt, s.plan.t).opt.lr  # with the run's decay
-            s.own[self.name] = {"p": p - p_lr * (self._slope_of_p(s, g) + penalty)}
+            direction = self._accelerated(self._slope_of_p(s, g) + penalty, s)
+            s.own[self.name] = {"p": p - p_lr * direction}
             p_ii = self._own_share(s, p)
             s.apply({k: p_ii * v if k in others else v for k, v in g.items()})
 
@@ -202,6 +210,15 @@ class APPLE(Method):
                 of_own_core = of_own_core + (g[k] * s.w[k]).sum()
             slope[s.cid] = of_own_core
         return slope
+
+    def _accelerated(self, slope: Tensor, s: Site) -> Tensor:
+        """v <- momentum v + slope within a round, as of torch's SGD."""
+        if not self.p_momentum:
+            return slope
+        key = (self.name, "velocity")
+        s.memo[key] = self.p_momentum * s.memo.get(key, torch.zeros_like(slope)) + slope
+        velocity: Tensor = s.memo[key]
+        return velocity
 
     def _lam(self, r: int) -> float:
         """The strength of the penalty in round r = 0, 1, ..."""

@@ -80,6 +80,10 @@ class MeanRegularization(Term):
     None for the representation. `noise_scale` and `noise_weight` are the paper's s and q (Table 3)
     of Gaussian noise on the reported means.
 
+    It acts in the rounds, where it makes what a client teaches the server less its own, and not in
+    a method's fine-tuning before a test (FedBABU's), which the paper does after federated learning
+    and which teaches nobody; `while_tuning` has it act there too.
+
     Deviations: the published code halves the MSE (`half=True`). It reports the running mean m of
     that first training instead of a clean pass over the data (`mean="running"`; with mu = 1 that is
     the mean of the last batch). And it trains as long as in a round then (`init_epochs=None`).
@@ -103,6 +107,7 @@ class MeanRegularization(Term):
     init_epochs: int | None = 1
     noise_scale: float = 0.0
     noise_weight: float = 0.0
+    while_tuning: bool = False
 
     # ------------------------------------------------------------------ before the first round
 
@@ -126,6 +131,8 @@ class MeanRegularization(Term):
         return broadcast_once.send(r, self.name, cid)
 
     def loss(self, b: Batch, s: Site) -> Tensor | float:
+        if s.tuning and not self.while_tuning:
+            return 0.0
         # Each model in training has an m of its own (Ditto trains two), which begins at 0.
         key = (self.name, s.training)
         if key not in s.memo:

@@ -29,6 +29,7 @@ class FedDecorr(Term):
 
     Hyper-parameters: `beta` 0.1 (the paper and FedBR). It was tuned with the published code
     (`published=true`), whose term is about n times as large; with the formula above it is weak.
+    Stronger need not be better: on the digits of docs/methods-table.md it costs accuracy.
 
     Deviations: the published code, which FedBR ran, leaves out the diagonal of K (a constant d),
     and divides by n after squaring instead of before (`published=True`). z is the network's raw

@@ -43,7 +43,8 @@ class FedEM(Method):
 
     Hyper-parameters: `learners` M 3 (FedPAC: 3 and 5). `adapt_epochs` > 0 is FedPAC's FedEM-FT,
     which does not say how long it tunes: before a test, an E and an M step with so many epochs,
-    whose pi is kept with the tuned learners.
+    whose pi is kept with the tuned learners. Its authors' rate for CIFAR-10 is 0.03, three times
+    FedAvg's: a learner sees its share of every sample's gradient, a third at the start.
 
     Deviations: all learners take a step on the same batch, where the paper trains one after the
     other; `clip` bounds the norm of all their gradients together. A newcomer takes ten EM steps;

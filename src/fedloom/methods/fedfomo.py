@@ -47,8 +47,10 @@ class FedFomo(Method):
     Hyper-parameters: `models` M 5, the client's own among them (FedPAC: 5); `epsilon` 0.3 and
     `epsilon_decay` 0.05; `validation` 0.2, the share of a client's training rows that it holds out
     for L_i and does not train on. Where the data has a validation split, that split is used
-    instead; rounds that are chosen by validation are then not independent of it. With
-    `baseline="current"` u_n is measured from theta_i, which is then kept where no other model
+    instead; rounds that are chosen by validation are then not independent of it. By the paper's
+    `baseline="before"` the client's own training counts only as far as it lowered L_i: where it did
+    not, on few validation rows by chance, theta_i' takes its place and a round's training is
+    undone. With "current" u_n is measured from theta_i, which is then kept where no other model
     helps.
 
     Deviations: models of clients that have never answered are not sent. The published code begins

@@ -58,7 +58,8 @@ class FedGen(Term):
 
     Deviations: heads weigh by their counts, as in the code; in eq. (4) all weigh the same. The code
     weighs the heads' losses instead of their logits (`ensemble="losses"`), and draws labels
-    uniformly from those that are held, on the server as many as for a client's batch. Its generator
+    uniformly from those that are held, on the server as many as for a client's batch. It draws eps
+    uniformly from [0, 1) (`eps="uniform"`), where the paper has a Gaussian. Its generator
     has BatchNorm; its Adam keeps its moments over rounds, with weight decay 1e-2 and a learning
     rate that falls by 0.98 a round.
 
@@ -92,6 +93,7 @@ class FedGen(Term):
     hidden: int = 256
     eta: float = 1.0
     decay: float = 1.0
+    eps: Literal["normal", "uniform"] = "normal"
     ensemble: Literal["logits", "losses"] = "logits"
 
     def __post_init__(self) -> None:
@@ -99,6 +101,8 @@ class FedGen(Term):
             raise BadInput("fedgen: batch, server_batch, noise and hidden are 1 or more")
         if self.ensemble not in ("logits", "losses"):
             raise BadInput(f"ensemble is logits or losses, not {self.ensemble!r}")
+        if self.eps not in ("normal", "uniform"):
+            raise BadInput(f"eps is normal or uniform, not {self.eps!r}")
 
     # ------------------------------------------------------------------ the generator
 
@@ -116,7 +120,8 @@ class FedGen(Term):
         """G(y, eps) for labels [n], and the eps [n, e] that were drawn for it."""
         counts = slice_["counts"]
         weights = {k: v for k, v in slice_.items() if k != "counts"}
-        eps = torch.randn(len(y), self.noise, generator=gen).to(counts)
+        draw = torch.randn if self.eps == "normal" else torch.rand
+        eps = draw(len(y), self.noise, generator=gen).to(counts)
         label = F.one_hot(y, len(counts)).to(eps)
         z: Tensor = functional_call(net.tools[self.name], weights, (label, eps))
         return z, eps

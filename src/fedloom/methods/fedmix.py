@@ -35,6 +35,8 @@ class FedMix(Term):
 
     This is the loss of mixup over all clients' data, up to terms of second order in lam.
 
+    The first term is weighed by 1 - lam, so the real labels lose that share of their weight.
+
     Hyper-parameters: `lam` 0.1 (the paper: 0.05 for CIFAR-10, 0.1 for CIFAR-100, 0.2 for FEMNIST;
     FedBR tunes over {0.01, 0.1, 0.2}, and its code has 0.1). `means` 1 is the number of groups into
     which a client divides its n_i samples, so a mean is over M = n_i / `means` of them. `of` 10 is
@@ -42,7 +44,9 @@ class FedMix(Term):
     whole batch, "sample" one for each of its samples (FedBR).
 
     Deviations: the paper fixes M and lets a client send n_i / M means. Here the number of means is
-    fixed, and a large `means` gives the paper's with M = `of`. A client with fewer than `of`
+    fixed, because a server can check an upload only if it knows its size; `means` of at least the
+    largest n_i / `of` gives the paper's with M = `of`. The default of one is the most private: the
+    mean of all that a client has, which says little of an image. A client with fewer than `of`
     samples sends none, because a mean of so few would be nearer to an image than was asked for.
     Means are made and sent once, from images without augmentation; a client may draw its own.
 

@@ -46,8 +46,9 @@ class FedProto(Method):
     Deviations: every sample's features are pulled towards the prototype, as in the published code;
     the paper's regulariser pulls the class means. The paper's mean over clients has one more factor
     1 / (number of clients with class k), which would shrink prototypes towards zero; it is left
-    out. Probabilities are softmax(-|f(x) - c_k|^2 / 2) over the classes with a prototype; before
-    there are prototypes, the head predicts.
+    out. The published code's mean gives all clients with class k the same weight
+    (`weighting="uniform"`). Probabilities are softmax(-|f(x) - c_k|^2 / 2) over the classes with a
+    prototype; before there are prototypes, the head predicts.
 
     Leaves the client: sums of features per class and class counts (which reveal its classes).
 
@@ -124,6 +125,8 @@ class FedProto(Method):
         upload = super().finish(s)
         sums, counts = self._class_sums(s)
         if self.align == "global":
+            if self.weighting == "uniform":  # the mean of each class it holds, counted once
+                sums, counts = sums / counts.clamp_min(1)[:, None], counts.clamp_max(1)
             return {**upload, self.name: {"sums": sums, "counts": counts}}
         s.own[self.name] = _renewed(self._prototypes(s), sums, counts)
         return upload

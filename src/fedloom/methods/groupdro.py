@@ -37,7 +37,8 @@ class GroupDRO(Method):
                   w   <- sum_i q_i w_i / sum_i q_i over the participants
 
     Hyper-parameters: `eta` 0.01 (FedBR). `weighting` "uniform": a client's weight in the mean is
-    q_i; "samples": it is q_i n_i.
+    q_i; "samples": it is q_i n_i. With unequal clients "uniform" alone changes much, for q begins
+    alike: compare with `fedavg(weighting=uniform)` to see what q does.
 
     Deviations: FedBR's code takes the loss of the batches it trains on (`measure="training"`: the
     mean over the last fit of the round, with the losses of terms and mixed labels) and always

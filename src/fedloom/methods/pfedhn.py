@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -12,6 +12,7 @@ from torch.func import functional_call
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import clipped
+from fedloom.core.phase import Opt
 from fedloom.core.round import Round
 from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
@@ -37,21 +38,23 @@ class PFedHN(Method):
         server    g = J' (theta_i - theta_i'), J being the Jacobian of h(v_i; phi) in (phi, v_i)
                   (phi, v_i) <- (phi, v_i) - alpha g, with |g| clipped at 50
 
-    With several participants, the server takes one step for each, in the order of their ids. Each
-    step uses theta_i as h makes it by then, not as it was sent: from what was sent, the steps of 20
-    clients add up and diverge. `together=True` takes a single step, by the mean of their g. A
-    newcomer gets the model of the mean embedding. BatchNorm layers stay with the client: the
-    outputs of h begin near 0, and a BatchNorm layer with such a scale passes hardly anything on.
+    With several participants, the server takes one step for each, in the order of their ids;
+    `together=True` takes a single step, by the mean of their g. A newcomer gets the model of the
+    mean embedding. BatchNorm layers stay with the client: the outputs of h begin near 0, and a
+    BatchNorm layer with such a scale passes hardly anything on.
 
     Hyper-parameters: `server_lr` is alpha, 0.01 (FedPAC: 0.01 at server and clients). `depth` 3 and
     `width` 100 are those of h. `embedding`, the dimension of v_i; None: 1 + N/4. `server_clip` 50
-    (0: no clipping), `server_momentum` 0.9 and `server_decay` 1e-3, as published.
+    (0: no clipping), `server_momentum` 0.9 and `server_decay` 1e-3, as published, and so is the
+    bound on the clients' gradients, `clip` 50 unless the run or the method sets another (0: none).
     `shared="* !head.* !@bn"` is pFedHN-PC, with personal heads.
 
     Deviations: the sign is that of descent, as in the published code. Algorithm 1 has neither
     momentum nor weight decay (`server_momentum=0`, `server_decay=0`), and hardly learns in few
-    rounds. The published code has one more linear layer before the last, and also clips the
-    clients' gradients at 50 (set `clip`). The paper tunes a newcomer's embedding; here it stays at
+    rounds; nor does it clip. One client takes part in its rounds. Here each step of a round with
+    several uses theta_i as h makes it by then, not as it was sent: from what was sent, the steps of
+    20 clients add up and diverge. The published code has one more linear layer before the last. The
+    paper tunes a newcomer's embedding; here it stays at
     the mean. LayerNorm and GroupNorm are made by h like any other layer, with scales near 0 at
     first; leave them out by name (`shared="* !@bn !*.norm*"`).
 
@@ -69,6 +72,7 @@ class PFedHN(Method):
     # They correct towards a model that all clients share.
     refuses: ClassVar[tuple[str, ...]] = ("client_momentum", "control_variates", "fedgen")
     shared: str = "* !@bn"
+    opt: Opt = field(default_factory=lambda: Opt(clip=50.0))
     server_lr: float = 0.01
     server_momentum: float = 0.9
     server_decay: float = 1e-3
