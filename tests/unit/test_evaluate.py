@@ -26,7 +26,7 @@ from torch import nn
 
 from fedloom.core.client import client
 from fedloom.core.data import ClientData
-from fedloom.core.evaluate import Ask, evaluate, score_rows
+from fedloom.core.evaluate import Ask, evaluate, global_state, model_at, score_rows
 from fedloom.core.message import Down
 from fedloom.core.method import Method
 from fedloom.core.net import Net
@@ -415,6 +415,28 @@ def test_all_or_the_cohort(who, moment):
         assert tuple(by_client(rec, At(moment, "test"))) == ids
 
 
+@dataclass(frozen=True, kw_only=True)
+class OneClassOn(Method):
+    """Local training moves the prediction on by one class: in round t, from class t - 1 to t."""
+
+    name: ClassVar[str] = "one_class_on"
+
+    def local(self, s):
+        s.w = {**s.w, "head.bias": s.w["head.bias"].roll(1)}
+
+
+def test_trained_is_of_what_this_round_sent_for_participants_and_absent_clients():
+    """One of two clients trains in a round, and what it sends is the next server model. Whoever
+    trains in round t from what was sent predicts class t: 1/10 and 8/30 of the test rows are of
+    class 1, 3/10 and 4/30 of class 2. An absent client that trained from the new server model
+    would be a class ahead, at 3/10 or 4/30 in the first round."""
+    r = runner(Protocol(moment="trained"), OneClassOn(), participation=0.5)
+    r.run()
+    for record, expected in zip(r.records, ({0: 0.1, 1: 8 / 30}, {0: 0.3, 1: 4 / 30}), strict=True):
+        assert len(record.cohort) == 1
+        assert by_client(record, At("trained", "test")) == pytest.approx(expected)
+
+
 def test_moments_logged_beside_are_of_the_cohort():
     """`also` costs no second training: only who trained anyway is measured."""
     r = runner("fedloom", Staged(tunes=False), participation=0.5)
@@ -422,6 +444,22 @@ def test_moments_logged_beside_are_of_the_cohort():
     for rec in r.records:
         assert tuple(by_client(rec, At("trained", "test"))) == rec.cohort
         assert tuple(by_client(rec, At("received", "test"))) == (0, 1)
+
+
+def test_nothing_is_logged_beside_where_that_is_turned_off():
+    """The curve of a final number is still there."""
+    r = runner("fedloom(also=none)")
+    r.run()
+    assert [at for _, _, at in scored(r)] == [{"received/test"}, {"received/test"}, {"final/test"}]
+
+
+@pytest.mark.parametrize("name", ["fedloom", "dbe", "dualfed", "fedcr", "fedpac"])
+def test_received_trained_and_final_are_logged_by_default(name):
+    r = runner(name)
+    r.run()
+    *training, adapting = [at for _, _, at in scored(r)]
+    assert all({"received/test", "trained/test"} <= at for at in training)
+    assert adapting == {"final/test"}
 
 
 @pytest.mark.parametrize(("tunes", "adapted", "final"), [(False, 0.1, 0.8 / 3), (True, 0.3, 1 / 3)])
@@ -441,6 +479,22 @@ def test_newcomers(tunes, adapted, final):
     assert 2 not in r.clients
 
 
+@pytest.mark.parametrize(
+    ("tunes", "epochs", "expected"),
+    [(False, None, 8), (False, 10, 80), (True, 10, 80), (True, 3, 24)],
+)
+def test_how_long_newcomers_train(tunes, epochs, expected):
+    """Every epoch is one batch and adds 8 to a bias: that of class 1 in local training, that of
+    class 2 in fine-tuning. The run's one epoch does not count."""
+    method = Staged(tunes=tunes)
+    program = Program(method, biased(), 2, newcomer_epochs=epochs)
+    at = visit(method, cid=2, program=program)
+    bias = model_at(at, "adapted")["model"]["head.bias"]
+    assert bias[2 if tunes else 1] == pytest.approx(expected)
+    member = model_at(replace(at, cid=1), "trained")["model"]["head.bias"]
+    assert member[1] == 8
+
+
 @pytest.mark.parametrize(("moment", "expected"), [("final", 0.1), ("received", 0.2)])
 def test_the_number_of_newcomers(moment, expected):
     protocol = Protocol(moment=moment, clients="new")
@@ -455,6 +509,18 @@ def test_validation_is_scored_where_it_selects():
     assert summary.accuracy == pytest.approx(MEAN["received"])
     assert summary.result.rounds == (1,)
     assert by_client(r.records[0], At("received", "val")) == {0: 1.0, 1: 0.0}
+
+
+def test_validation_rows_are_scored_wherever_there_are_any():
+    r = runner("fedloom", val=True, newcomers=1)
+    r.run()
+    both = {f"{moment}/{split}" for moment in ("received", "trained") for split in ("test", "val")}
+    joining = {f"newcomers/{m}/{s}" for m in ("received", "adapted") for s in ("test", "val")}
+    assert scored(r)[0][2] == both
+    assert scored(r)[2][2] == {"final/test", "final/val"} | joining
+    shared = runner("fedbr", Staged(tunes=False), val=True)
+    shared.run()
+    assert scored(shared)[0][2] == {"shared tests/received/test (global)", "received/val (global)"}
 
 
 def test_the_validation_split_can_be_the_number():
@@ -487,6 +553,55 @@ def test_shared_test_sets_are_the_units_of_the_average():
     assert runner(protocol).run().accuracy == 0.625
     summary = runner(replace(protocol, average="samples")).run()
     assert summary.accuracy == pytest.approx(4 / 6)
+
+
+def test_local_models_on_shared_test_sets():
+    """FedBR's row "Local": what each client trained for itself says class 1, which 1 of 4 and 0 of
+    2 shared rows are: (1/4 + 0)/2 for both clients, whose own rows are not looked at."""
+    local = Staged(tunes=False, shared="")
+    r = runner("fedbr", local)
+    assert r.run().accuracy == pytest.approx(0.125)
+    at = At("received", "test", group="clients on shared tests")
+    assert by_client(r.records[-1], at) == pytest.approx({0: 0.125, 1: 0.125})
+
+
+def test_local_and_aggregated_models_on_shared_test_sets():
+    """FedBR's Table 6: after local training (class 1) and as aggregated (class 0)."""
+    method = Staged(tunes=False)
+    assert runner("fedbr", method).run().accuracy == (3 / 4 + 1 / 2) / 2
+    r = runner("fedbr(model=personal, moment=trained)", method, participation=0.5)
+    assert r.run().accuracy == pytest.approx(0.125)
+    at = At("trained", "test", group="clients on shared tests")
+    assert list(by_client(r.records[-1], at)) == [0, 1]
+
+
+def test_without_shared_test_sets_fedbr_tests_on_the_clients_rows():
+    """As on PACS: the global model says class 0."""
+    r = runner("fedbr", Staged(tunes=False), shared=False)
+    summary = r.run()
+    assert summary.accuracy == pytest.approx(MEAN["received"])
+    assert summary.result.at == At("received", "test", "global")
+
+
+def test_the_global_model_is_the_servers_whatever_is_sent_to_a_client():
+    """FedPAC sends every client a head combined for it; the global model has the mean head."""
+    config = RunConfig(
+        method="fedpac",
+        clients=3,
+        rounds=2,
+        protocol="fedloom(model=global)",
+        model="mlp(hidden=[8])",
+    )
+    r = Runner(Experiment.build(config), Inline())
+    r.run()
+    scores = by_client(r.records[-1], At("received", "test", "global"))
+    state = global_state(r.program, r.server)
+    for cid, accuracy in scores.items():
+        test = r.experiment.data.client(cid).test
+        by_model = score_rows(r.program, r.program.net(cid), test, state, "global")
+        assert accuracy == by_model["global"]["accuracy"]
+    heads = r.server["fedpac"]["head.bias"]
+    assert not torch.allclose(heads, r.server["model"]["head.bias"].expand_as(heads))
 
 
 def test_full_last_round_edits_the_schedule():
