@@ -28,7 +28,9 @@ def sizes(partition):
         ("merged(train=0.75)", (90, 0, 30)),
         ("merged(train=0.6, val=0.2)", (72, 24, 24)),
         ("merged(train=1.0)", (120, 0, 0)),
-        ("fedbr", (80, 20, 0)),
+        ("merged(train=0.75, pool=train)", (75, 0, 25)),
+        ("fedbr", (100, 0, 0)),
+        ("fedbr(val=0.2)", (80, 20, 0)),
         ("shared_test(val=0)", (100, 0, 0)),
         ("fedpac", (100, 0, 20)),
         ("official(val=0.1)", (90, 10, 20)),
@@ -64,6 +66,21 @@ def test_official_rows_stay_on_their_side(split):
         assert data.official_test[client.test].all()
     if split == "fedbr":
         assert made.shared["test"].tolist() == np.flatnonzero(data.official_test).tolist()
+
+
+def test_dbe_takes_the_official_train_rows_of_tiny_imagenet_alone():
+    """1000 train rows and 200 others: 75 % of 100 each, where other data gives 75 % of 120."""
+    tiny = source(name="tiny_imagenet")
+    made = divide(tiny, "iid", 10, split="dbe")
+    assert sizes(made) == [(75, 0, 25)] * 10
+    assert not tiny.official_test[np.concatenate([c.all for c in made.clients])].any()
+    assert sizes(divide(tiny, "iid", 10, split="dbe(pool=all)")) == [(90, 0, 30)] * 10
+    one_split = source(tests=0, name="tiny_imagenet")
+    assert sizes(divide(one_split, "iid", 10, split="dbe")) == [(90, 0, 30)] * 10
+    with pytest.raises(BadInput, match="no official test split"):
+        divide(one_split, "iid", 10, split="merged(pool=train)")
+    with pytest.raises(BadInput, match="pool"):
+        divide(tiny, "iid", 10, split="dbe(pool=test)")
 
 
 def test_official_test_is_drawn_like_the_training_rows():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from fedloom.errors import BadInput, PartitionError
 from fedloom.registry import Registry
 
 splits = Registry("split")
+
+DealtRows = Literal["all", "train"]
+"""Which rows are dealt: all, or those outside the official test split."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,15 @@ class Dealer:
 
 
 @splits
-def merged(train: float = 0.75, val: float = 0.0, *, dealer: Dealer) -> Divided:
-    """Official train and test rows in one pool; each client's rows are divided by these shares."""
+def merged(
+    train: float = 0.75, val: float = 0.0, pool: DealtRows = "all", *, dealer: Dealer
+) -> Divided:
+    """Each client's rows are divided by these shares. They are dealt from all rows, official train
+    and test in one pool, or with `pool="train"` from the official train rows."""
     _shares(train=train, val=val)
     if not train:
         raise BadInput("merged's train is a share above 0: a client must have something to learn")
-    parts = dealer(dealer.every_row)
+    parts = dealer(dealer.every_row if pool == "all" else np.flatnonzero(~dealer.test_mask))
     return Divided(_ratio(parts, train, val, dealer.seed), {})
 
 
@@ -131,9 +137,13 @@ def capped(train: int = 500, val: float = 0.0, share: float = 0.8, *, dealer: De
 
 
 @splits
-def dbe(*, dealer: Dealer) -> Divided:
-    """DBE: merged pools, 75 % train, 25 % test."""
-    return merged(0.75, dealer=dealer)
+def dbe(pool: DealtRows | None = None, *, dealer: Dealer) -> Divided:
+    """DBE: merged pools, 75 % train, 25 % test; of Tiny-ImageNet its 100,000 official train rows
+    alone, unless `pool` says otherwise."""
+    if pool is None:
+        two_pools = dealer.source.official_test is not None
+        pool = "train" if dealer.source.name == "tiny_imagenet" and two_pools else "all"
+    return merged(0.75, pool=pool, dealer=dealer)
 
 
 @splits
@@ -149,9 +159,12 @@ def fedpac(test_size: int | None = None, sharing: bool = False, *, dealer: Deale
 
 
 @splits
-def fedbr(*, dealer: Dealer) -> Divided:
-    """FedBR: a fifth of each client held out, the official test shared by all."""
-    return shared_test(0.2, dealer=dealer)
+def fedbr(val: float = 0.0, *, dealer: Dealer) -> Divided:
+    """FedBR: clients train on all they have, the official test is shared by all.
+
+    Deviation: its code holds a fifth of each client out and does not use it; `val=0.2` does so.
+    """
+    return shared_test(val, dealer=dealer)
 
 
 @splits
