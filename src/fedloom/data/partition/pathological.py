@@ -108,9 +108,12 @@ def _evenly_at_random(
     chosen = []
     for remaining in range(clients, 0, -1):
         must = np.flatnonzero(places == remaining)
-        odds = np.where(places < remaining, places, 0) / max(1, places[places < remaining].sum())
-        drawn = gen.choice(classes, each - len(must), replace=False, p=odds) if odds.any() else []
-        own = np.concatenate([must, drawn]).astype(np.int64)
+        may = np.flatnonzero((places > 0) & (places < remaining))
+        own = must
+        if len(may):
+            odds = places[may] / places[may].sum()
+            drawn = gen.choice(may, each - len(must), replace=False, p=odds)
+            own = np.concatenate([must, drawn])
         places[own] -= 1
         chosen.append(own)
     return chosen
