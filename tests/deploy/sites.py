@@ -22,7 +22,11 @@ def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
 
 
 def gathered(files: Sequence[Path], settings: Settings) -> FederatedData:
-    """What the sites hold, in one place: client i has exactly the rows and splits of site i."""
+    """What the sites hold, in one place: client i has exactly the rows and splits of site i.
+
+    A site measures its own training rows only, which is `site` where all rows are in one place.
+    """
+    measured = settings.run.normalization in ("channel", "site")
     sites = [SiteData(SiteConfig.read(file), settings).divided for file in files]
     offsets = np.cumsum([0, *(len(site.source) for site in sites)])
     rows = [
@@ -33,5 +37,6 @@ def gathered(files: Sequence[Path], settings: Settings) -> FederatedData:
         np.concatenate([site.source.x for site in sites]),
         np.concatenate([site.source.y for site in sites]),
         class_names=settings.class_names,
+        normalize="site" if measured else None,
     )
     return FederatedData(source, Partition(tuple(rows), source=source.fingerprint))

@@ -72,27 +72,32 @@ def files(tmp_path: Path) -> list[Path]:
     return write_sites(tmp_path)
 
 
-@pytest.mark.parametrize("method", ["fedper", "fedpac", "fedavg + dbe"])
+@pytest.mark.parametrize(
+    ("method", "normalize"),
+    [("fedper", "auto"), ("fedpac", "auto"), ("fedavg + dbe", "auto"), ("fedper", "channel")],
+)
 def test_sites_with_their_own_files_give_the_bytes_of_one_machine(
-    method: str, files: list[Path], tmp_path: Path
+    method: str, normalize: str, files: list[Path], tmp_path: Path
 ) -> None:
-    result = deployed(files, tmp_path / "server", method=method)
-    settings = Settings.read({**CONFIG, "method": method})
+    result = deployed(files, tmp_path / "server", method=method, normalize=normalize)
+    settings = Settings.read({**CONFIG, "method": method, "normalize": normalize})
     experiment = Experiment.build(settings.run, data=gathered(files, settings))
     reference = start(experiment, Inline())
     assert result.summary.state_sha256 == reference.summary.state_sha256
     assert [r.scores for r in result.records] == [r.scores for r in reference.records]
 
 
+@pytest.mark.parametrize("normalize", ["half", "channel"])
 def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
-    files: list[Path], tmp_path: Path
+    normalize: str, files: list[Path], tmp_path: Path
 ) -> None:
     """Scored at the site as received in the last round; predicted from the saved files alone."""
-    result = deployed(files, tmp_path / "server", rounds=8, protocol="fedloom")
+    changes = {"rounds": 8, "protocol": "fedloom", "normalize": normalize}
+    result = deployed(files, tmp_path / "server", **changes)
     received = result.records[-1].score(At("received", "test"))
     assert received is not None
     for cid, file in enumerate(files):
-        settings = Settings.read({**CONFIG, "method": "fedper"})
+        settings = Settings.read({**CONFIG, "method": "fedper", "normalize": normalize})
         site = SiteData(SiteConfig.read(file), settings)
         personal = Personal.load(file.parent / "kept" / "experiment" / "model")
         rows = site.divided.partition.clients[0].test
@@ -100,6 +105,9 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
         accuracy = (personal.predict(x).argmax(1).numpy() == y).mean()
         assert accuracy == pytest.approx(received.by_client()[cid])
         assert personal.card["class_names"] == list("0123456789")
+        pixels = np.asarray(site.source.x)[site.divided.partition.clients[0].train] / 255
+        expected = 0.5 if normalize == "half" else pixels.mean()
+        assert personal.card["mean"] == pytest.approx([expected])
     assert (tmp_path / "server" / "run" / "summary.json").exists()
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
 from fedloom.data.partition import Pool, deal
 from fedloom.data.partition.dominant import dominant_classes
 from fedloom.data.partition.draw import apportion, take
+from fedloom.errors import BadInput, PartitionError
 
 
 def table(expression, labels, clients, classes, seed=0):
@@ -49,6 +52,67 @@ def test_consecutive_classes_wrap_around():
     assert np.flatnonzero(counts[7]).tolist() == [0, 1, 7, 8, 9]
     assert np.flatnonzero(counts[12]).tolist() == [2, 3, 4, 5, 6]
     assert set(counts.ravel().tolist()) == {0, 140}
+
+
+@pytest.mark.parametrize(
+    ("classes", "rows", "each", "amount"),
+    [
+        (10, 5600, 5, 112),  # EMNIST-L: 56,000 rows, 560 a client
+        (10, 7000, 5, 140),  # Fashion-MNIST
+        (10, 6000, 5, 120),  # CIFAR-10
+        (100, 600, 15, 40),  # CIFAR-100
+        (100, 600, 10, 60),  # CIFAR-100, Table 9
+        (100, 600, 20, 30),
+    ],
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_random_classes_in_equal_amounts(classes, rows, each, amount, seed):
+    """FedCR's non-iid_1 on data of the real sizes: 100 clients, all rows in use, every client the
+    same number of each of its random classes (Table 4: sizes of 560, 700, 600 and 600)."""
+    labels = np.repeat(np.arange(classes), rows)
+    counts = table(f"pathological({each}, true, random)", labels, 100, classes, seed)
+    assert set(counts.ravel().tolist()) == {0, amount}
+    assert (counts.sum(axis=1) == each * amount).all()
+    assert (counts.sum(axis=0) == rows).all()
+    sets = {tuple(np.flatnonzero(row)) for row in counts}
+    assert len(sets) > 60  # drawn, not 10 or 20 sets in turn
+
+
+def test_random_classes_where_the_numbers_do_not_divide():
+    """Seven clients of 2 out of 4 classes: 14 places, so 3, 3, 4 and 4 holders; of 12 rows a class
+    with four holders gives 3 each, so every client has 3 of both of its classes."""
+    counts = table("pathological(2, true, random)", np.repeat(np.arange(4), 12), 7, 4)
+    assert sorted((counts > 0).sum(axis=0).tolist()) == [3, 3, 4, 4]
+    assert set(counts.ravel().tolist()) == {0, 3}
+    assert (counts.sum(axis=1) == 6).all()
+
+
+def test_all_random_sets_occur():
+    """Of 4 classes, two each: the 6 pairs are about as frequent, over many seeds."""
+    labels = np.repeat(np.arange(4), 40)
+    sets = Counter(
+        tuple(np.flatnonzero(row).tolist())
+        for seed in range(100)
+        for row in table("pathological(2, true, random)", labels, 6, 4, seed)
+    )
+    assert len(sets) == 6
+    assert min(sets.values()) > 70  # 100 expected
+
+
+def test_class_blocks():
+    """FedBR's observations: two clients, classes 0 and 1 against 2 and 3, of 20 rows each."""
+    labels = np.repeat(np.arange(4), 20)
+    assert table("class_blocks", labels, 2, 4).tolist() == [[20, 20, 0, 0], [0, 0, 20, 20]]
+    mild = table("class_blocks(alpha=0.25)", labels, 2, 4)
+    assert mild.tolist() == [[15, 15, 5, 5], [5, 5, 15, 15]]
+    assert (table("class_blocks(alpha=0.5)", labels, 2, 4) == 10).all()
+    assert table("class_blocks(0.2)", labels, 3, 4)[:, 0].tolist() == [16, 2, 2]
+    with pytest.raises(
+        BadInput, match=r"goes from 0 .* to 0.5 \(all clients of 2 alike\), not 0.6"
+    ):
+        table("class_blocks(alpha=0.6)", labels, 2, 4)
+    with pytest.raises(PartitionError, match="5 clients need a class each, and there are 4"):
+        table("class_blocks", labels, 5, 4)
 
 
 def test_dominant_counts():

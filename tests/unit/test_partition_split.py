@@ -28,12 +28,13 @@ def sizes(partition):
         ("merged(train=0.75)", (90, 0, 30)),
         ("merged(train=0.6, val=0.2)", (72, 24, 24)),
         ("merged(train=1.0)", (120, 0, 0)),
-        ("fedbr", (80, 20, 0)),
+        ("merged(train=0.75, pool=train)", (75, 0, 25)),
+        ("fedbr", (100, 0, 0)),
+        ("fedbr(val=0.2)", (80, 20, 0)),
         ("shared_test(val=0)", (100, 0, 0)),
         ("fedpac", (100, 0, 20)),
         ("official(val=0.1)", (90, 10, 20)),
         ("capped(train=50)", (50, 0, 70)),
-        ("dualfed", (96, 0, 24)),
     ],
 )
 def test_sizes(split, expected):
@@ -64,6 +65,52 @@ def test_official_rows_stay_on_their_side(split):
         assert data.official_test[client.test].all()
     if split == "fedbr":
         assert made.shared["test"].tolist() == np.flatnonzero(data.official_test).tolist()
+
+
+@pytest.mark.parametrize(
+    ("domains", "train", "expected"),
+    [
+        # PACS: art, cartoon, photo, sketch; a fifth of each is its test set
+        ((2048, 2344, 1670, 3929), 500, [(500, 410), (500, 469), (500, 334), (500, 786)]),
+        # Office-Home: Art has only 1942 training images, as the paper says
+        ((2427, 4365, 4439, 4357), 2000, [(1942, 485), (2000, 873), (2000, 888), (2000, 871)]),
+    ],
+)
+def test_dualfed_on_domains_of_the_real_sizes(domains, train, expected):
+    domain = np.repeat(np.arange(4), domains)
+    data = source(sum(domains), tests=0, domain=domain)
+    made = divide(data, "by_domain", split=f"dualfed(train={train})")
+    assert [(s[0], s[2]) for s in sizes(made)] == expected
+    every = np.concatenate([c.all for c in made.clients])
+    assert len(set(every)) == len(every)
+
+
+def test_dualfed_keeps_to_an_official_test_set():
+    """DomainNet marks its test images: 900 of each domain here are for training, 100 for test."""
+    domain = np.arange(2000) % 2
+    data = source(2000, domain=domain)
+    made = divide(data, "by_domain", split="dualfed")
+    assert sizes(made) == [(500, 0, 100)] * 2
+    for client in made.clients:
+        assert data.official_test[client.test].all()
+        assert not data.official_test[client.train].any()
+    with pytest.raises(PartitionError, match="client 1 has no training rows"):
+        divide(source(400, domain=np.arange(400) >= 200), "by_domain", split="dualfed")
+
+
+def test_dbe_takes_the_official_train_rows_of_tiny_imagenet_alone():
+    """1000 train rows and 200 others: 75 % of 100 each, where other data gives 75 % of 120."""
+    tiny = source(name="tiny_imagenet")
+    made = divide(tiny, "iid", 10, split="dbe")
+    assert sizes(made) == [(75, 0, 25)] * 10
+    assert not tiny.official_test[np.concatenate([c.all for c in made.clients])].any()
+    assert sizes(divide(tiny, "iid", 10, split="dbe(pool=all)")) == [(90, 0, 30)] * 10
+    one_split = source(tests=0, name="tiny_imagenet")
+    assert sizes(divide(one_split, "iid", 10, split="dbe")) == [(90, 0, 30)] * 10
+    with pytest.raises(BadInput, match="no official test split"):
+        divide(one_split, "iid", 10, split="merged(pool=train)")
+    with pytest.raises(BadInput, match="pool"):
+        divide(tiny, "iid", 10, split="dbe(pool=test)")
 
 
 def test_official_test_is_drawn_like_the_training_rows():

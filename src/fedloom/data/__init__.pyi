@@ -5,6 +5,7 @@ from fedloom.data.federated import FederatedData as FederatedData
 from fedloom.data.federated import divide as divide
 from fedloom.data.federated import federate as federate
 from fedloom.data.load import load as load
+from fedloom.data.normalization import Scaling as Scaling
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import modifiers as modifiers
 from fedloom.data.partition import partitions as partitions

@@ -209,6 +209,7 @@ class FederatedData:
 
     @cached_property
     def _raw_inputs(self) -> Inputs:
+        """As they are: with `site` no client needs what all training rows have in common."""
         return Inputs.of(self.source, AS_IS, self.augment)
 
     def _split(self, rows: Ints, label_map: Ints | None, inputs: Inputs) -> Rows:
@@ -234,11 +235,17 @@ class Inputs:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             x = torch.from_numpy(source.x)
         steps = None if augment is None else augmentation(augment)
-        return cls(x, *scaling.factors(x), steps)
+        return cls(x, 1.0, 0.0, steps).scaled(scaling)
 
     def scaled(self, scaling: Scaling) -> Inputs:
-        """The same rows, which are not copied, normalised by another mean and deviation."""
-        scale, offset = scaling.factors(self.x)
+        """The same rows, which are not copied, normalised by this mean and deviation: in one go,
+        as `x * scale + offset`."""
+        per_channel = (-1, *[1] * (self.x.ndim - 2))
+        std = torch.tensor(scaling.std).view(per_channel)
+        unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
+        scale, offset = 1 / (unit * std), -torch.tensor(scaling.mean).view(per_channel) / std
+        if scale.numel() == offset.numel() == 1:
+            return replace(self, scale=scale.item(), offset=offset.item())
         return replace(self, scale=scale, offset=offset)
 
     def __call__(self, rows: Tensor, gen: Generator | None) -> Tensor:

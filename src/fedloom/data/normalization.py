@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import numpy as np
-import torch
-from torch import Tensor
-
-from fedloom.data.partition.draw import Ints
 
 Normalize = Literal["half", "channel", "site", "none"]
 """half: mean and deviation 0.5. channel: those of each channel (each column of a table) over the
@@ -21,7 +17,6 @@ training rows of all clients. site: every client by its own training rows. none:
 
 _CHUNK = 2048  # rows read at a time from a memory map
 _CONSTANT = 1e-7  # of its mean: a deviation that 32 bits cannot hold
-_BYTE = 255.0  # pixels of one byte go from 0 to 1 first
 
 
 @dataclass(frozen=True)
@@ -38,9 +33,10 @@ class Scaling:
     std: tuple[float, ...]
 
     @classmethod
-    def over(cls, x: np.ndarray, rows: Ints) -> Self:
+    def over(cls, x: np.ndarray, rows: np.ndarray) -> Self:
         """Mean and deviation of each channel over these rows."""
-        unit, axes = _BYTE if x.dtype == np.uint8 else 1.0, (0, *range(2, x.ndim))
+        # Pixels of one byte become numbers from 0 to 1 first.
+        unit, axes = 255.0 if x.dtype == np.uint8 else 1.0, (0, *range(2, x.ndim))
         numbers = len(rows) * int(np.prod(x.shape[2:]))
 
         def average(power: int, centre: np.ndarray) -> np.ndarray:
@@ -56,16 +52,6 @@ class Scaling:
         # A column that is constant, as far as rounding lets one tell, is only centred.
         std[std <= _CONSTANT * np.abs(mean)] = 1.0
         return cls(tuple(mean.tolist()), tuple(std.tolist()))
-
-    def factors(self, x: Tensor) -> tuple[Tensor | float, Tensor | float]:
-        """`scale` and `offset` that normalise raw inputs in one go: `x * scale + offset`."""
-        per_channel = (-1, *[1] * (x.ndim - 2))
-        std = torch.tensor(self.std).view(per_channel)
-        unit = _BYTE if x.dtype == torch.uint8 else 1.0
-        scale, offset = 1 / (unit * std), -torch.tensor(self.mean).view(per_channel) / std
-        if scale.numel() == offset.numel() == 1:
-            return scale.item(), offset.item()
-        return scale, offset
 
 
 HALF, AS_IS = Scaling((0.5,), (0.5,)), Scaling((0.0,), (1.0,))

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedloom.data.partition.assignment import ClientRows
-from fedloom.data.partition.draw import Ints, apportion, class_totals, rng, take, whole
+from fedloom.data.partition.draw import (
+    Ints,
+    apportion,
+    class_totals,
+    empty,
+    rng,
+    take,
+    whole,
+)
 from fedloom.data.partition.natural import NATURAL
 from fedloom.data.partition.registry import Pool, deal, partitioner
 from fedloom.data.source import Source
@@ -20,6 +28,9 @@ from fedloom.errors import BadInput, PartitionError
 from fedloom.registry import Registry
 
 splits = Registry("split")
+
+DealtRows = Literal["all", "train"]
+"""Which rows are dealt: all, or those outside the official test split."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +78,15 @@ class Dealer:
 
 
 @splits
-def merged(train: float = 0.75, val: float = 0.0, *, dealer: Dealer) -> Divided:
-    """Official train and test rows in one pool; each client's rows are divided by these shares."""
+def merged(
+    train: float = 0.75, val: float = 0.0, pool: DealtRows = "all", *, dealer: Dealer
+) -> Divided:
+    """Each client's rows are divided by these shares. They are dealt from all rows, official train
+    and test in one pool, or with `pool="train"` from the official train rows."""
     _shares(train=train, val=val)
     if not train:
         raise BadInput("merged's train is a share above 0: a client must have something to learn")
-    parts = dealer(dealer.every_row)
+    parts = dealer(dealer.every_row if pool == "all" else np.flatnonzero(~dealer.test_mask))
     return Divided(_ratio(parts, train, val, dealer.seed), {})
 
 
@@ -114,11 +128,7 @@ def shared_test(val: float = 0.2, *, dealer: Dealer) -> Divided:
 @splits
 def capped(train: int = 500, val: float = 0.0, share: float = 0.8, *, dealer: Dealer) -> Divided:
     """At most `train` rows of each client, and at most `share` of what it has, for learning; the
-    rest is its test.
-
-    DualFed takes 500 (PACS, DomainNet) or 2000 (Office-Home) training images of a domain. Its
-    split files are not public; a share of 0.8 gives the 1942 it reports for all of Office-Home Art.
-    """
+    rest is its test."""
     whole(train=train)
     _shares(val=val, share=share)
     clients = []
@@ -131,9 +141,13 @@ def capped(train: int = 500, val: float = 0.0, share: float = 0.8, *, dealer: De
 
 
 @splits
-def dbe(*, dealer: Dealer) -> Divided:
-    """DBE: merged pools, 75 % train, 25 % test."""
-    return merged(0.75, dealer=dealer)
+def dbe(pool: DealtRows | None = None, *, dealer: Dealer) -> Divided:
+    """DBE: merged pools, 75 % train, 25 % test; of Tiny-ImageNet its 100,000 official train rows
+    alone, unless `pool` says otherwise."""
+    if pool is None:
+        two_pools = dealer.source.official_test is not None
+        pool = "train" if dealer.source.name == "tiny_imagenet" and two_pools else "all"
+    return merged(0.75, pool=pool, dealer=dealer)
 
 
 @splits
@@ -149,15 +163,36 @@ def fedpac(test_size: int | None = None, sharing: bool = False, *, dealer: Deale
 
 
 @splits
-def fedbr(*, dealer: Dealer) -> Divided:
-    """FedBR: a fifth of each client held out, the official test shared by all."""
-    return shared_test(0.2, dealer=dealer)
+def fedbr(val: float = 0.0, *, dealer: Dealer) -> Divided:
+    """FedBR: clients train on all they have, the official test is shared by all.
+
+    Deviation: its code holds a fifth of each client out and does not use it; `val=0.2` does so.
+    """
+    return shared_test(val, dealer=dealer)
 
 
 @splits
-def dualfed(train: int = 500, *, dealer: Dealer) -> Divided:
-    """DualFed: `train` images per domain, the rest of the domain is its test."""
-    return capped(train, dealer=dealer)
+def dualfed(train: int = 500, share: float = 0.8, *, dealer: Dealer) -> Divided:
+    """DualFed: at most `train` images of each domain's training set; its whole test set is the
+    test, and the other training images are not used.
+
+    The training set is the official one (DomainNet), or `share` of the domain. The paper takes 500
+    images (PACS, DomainNet) or 2000 (Office-Home). Its split files are not public; a share of 0.8
+    gives the 1942 that it reports for all of Office-Home's Art.
+    """
+    whole(train=train)
+    _shares(share=share)
+    clients = []
+    for i, rows in enumerate(dealer(dealer.every_row)):
+        shuffled = rng(dealer.seed, "split", i).permutation(rows)
+        if dealer.source.official_test is None:
+            is_test = np.arange(len(rows)) >= max(1, round(share * len(rows)))
+        else:
+            is_test = dealer.test_mask[shuffled]
+        if is_test.all():
+            raise PartitionError(f"client {i} has no training rows; use a split that merges pools")
+        clients.append(_sorted(shuffled[~is_test][:train], empty(), shuffled[is_test]))
+    return Divided(tuple(clients), {})
 
 
 def _ratio(parts: list[Ints], train: float, val: float, seed: int) -> tuple[ClientRows, ...]:

@@ -36,11 +36,12 @@ def pathological(
 
     `order` says which. "label": the classes in label order, each to the first clients that have
     room, all classes to equally many (DBE). "consecutive": client i has classes i, i+1, ... mod K
-    (FedCR's code). "random": drawn for each client (FedCR's text); a class that none drew is left
-    out.
+    (FedCR's code). "random": drawn for each client, so that all classes go to equally many (FedCR's
+    text: of 100 clients with 5 of 10 classes, 50 hold each).
 
     `balanced=False` divides a class over its holders in random amounts, all rows of it (DBE).
-    `balanced=True` fills all clients row by row, in turn, to one size, as far as that goes (FedCR).
+    `balanced=True` makes clients of one size: of random classes every client gets the same amount
+    of each (FedCR's text), else all are filled row by row, in turn, as far as that goes (its code).
     """
     whole(classes_per_client=classes_per_client)
     totals = class_totals(labels, classes)
@@ -55,14 +56,18 @@ def pathological(
     elif order == "consecutive":
         chosen = [(i + np.arange(classes_per_client)) % len(present) for i in range(clients)]
     elif order == "random":
-        chosen = [gen.permutation(len(present))[:classes_per_client] for _ in range(clients)]
+        chosen = _evenly_at_random(len(present), clients, classes_per_client, gen)
     else:
         raise BadInput(f"pathological's order is label, consecutive or random, not {order!r}")
     owned = np.zeros((clients, classes), dtype=bool)
     for i, own in enumerate(chosen):
         owned[i, present[own]] = True
     _enough_to_share(totals, owned)
-    return take(_filled(totals, owned) if balanced else _uneven(totals, owned, gen), labels, gen)
+    if not balanced:
+        counts = _uneven(totals, owned, gen)
+    else:
+        counts = _alike(totals, owned) if order == "random" else _filled(totals, owned)
+    return take(counts, labels, gen)
 
 
 def _in_label_order(classes: int, clients: int, each: int) -> list[Ints]:
@@ -87,6 +92,39 @@ def _in_label_order(classes: int, clients: int, each: int) -> list[Ints]:
             chosen[i].append(k)
             room[i] -= 1
     return [np.array(own, dtype=np.int64) for own in chosen]
+
+
+def _evenly_at_random(
+    classes: int, clients: int, each: int, gen: np.random.Generator
+) -> list[Ints]:
+    """Random classes for every client, such that each class goes to equally many clients, give or
+    take one.
+
+    Clients draw in turn, a class by how many clients may still have it. One that all clients still
+    to come must have, to reach its number, is taken first; then the last client ends up with
+    `each` different ones too.
+    """
+    places = apportion(clients * each, np.ones(classes), gen)
+    chosen = []
+    for remaining in range(clients, 0, -1):
+        must = np.flatnonzero(places == remaining)
+        may = np.flatnonzero((places > 0) & (places < remaining))
+        own = must
+        if len(may):
+            odds = places[may] / places[may].sum()
+            drawn = gen.choice(may, each - len(must), replace=False, p=odds)
+            own = np.concatenate([must, drawn])
+        places[own] -= 1
+        chosen.append(own)
+    return chosen
+
+
+def _alike(totals: Ints, owned: np.ndarray) -> Ints:
+    """The same amount of every class to each of its holders: as much as the scarcest class has."""
+    holders = owned.sum(axis=0)
+    held = holders > 0
+    amount = int(np.min(totals[held] // holders[held]))
+    return np.where(owned, amount, 0)
 
 
 def _uneven(totals: Ints, owned: np.ndarray, gen: np.random.Generator) -> Ints:
