@@ -338,7 +338,7 @@ BAD = {
     ),
     "zip": (lambda records: with_array_bytes(records, b"PK\x03\x04" + b"0" * 64), "ValueError"),
     "unknown number": (measures("a/b/c", 1.0), "nobody asked for the number 'a/b/c'"),
-    "strange score": (scores(split="val"), "nobody asked for 'trained' on 'val'"),
+    "strange score": (scores(split="train"), "nobody asked for 'trained' on 'train'"),
     "strange moment": (scores(moment="received"), "nobody asked for 'received' on 'test'"),
     "strange model": (scores(model="other"), "nobody asked for a model 'other'"),
     "global model": (scores(model="global"), "nobody asked for a model 'global'"),
@@ -694,7 +694,7 @@ def test_of_two_nodes_of_one_site_the_one_that_came_last_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [scores(names=["accuracy"]), scores(split="val"), lambda records: RecordDict()]
+    "change", [scores(names=["accuracy"]), scores(split="train"), lambda records: RecordDict()]
 )
 def test_evaluations_that_cannot_be_used_are_left_out(
     change: Callable[[RecordDict], RecordDict], tmp_path: Path
@@ -711,6 +711,7 @@ def test_evaluations_that_cannot_be_used_are_left_out(
     flower, _ = engine(experiment, tmp_path, spoil)
     (record,) = start(experiment, flower).records
     assert {str(score.at): score.clients for score in record.scores} == {
-        "received/test": (0, 2, 3),
-        "trained/test": (0, 1, 2, 3),
+        f"{moment}/{split}": ids
+        for moment, ids in (("received", (0, 2, 3)), ("trained", (0, 1, 2, 3)))
+        for split in ("test", "val")
     }

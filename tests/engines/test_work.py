@@ -33,6 +33,9 @@ from helpers import digits
 SIZES = (30, 1, 17, 40)
 DATA = digits(((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40))
 
+RECEIVED = "fedloom(moment=received, also=none)"
+"""One evaluation of test and of validation rows at each client."""
+
 
 def build(method: str, **settings: Any) -> Experiment:
     values = {"rounds": 2, "model": "mlp(hidden=[8])", "batch_size": 10, **settings}
@@ -66,25 +69,24 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 def test_a_round_runs_the_net_once_per_batch_and_reads_every_row_once(calls: Counter) -> None:
     """Batches of 10 of 30, 1, 17 and 40 rows: 3 + 1 + 2 + 4 = 10 steps a round, 20 in two. The one
-    evaluation, of 6 test rows each, is 4 more, received and trained: 8. Every row is read once an
-    epoch, all of a client's at a time; no net is made after the program's."""
+    evaluation, of 6 test and 6 validation rows each, is 8 more, received and trained: 16. Every row
+    is read once an epoch, all of a client's at a time; no net is made after the program's."""
     experiment = build("fedavg", eval_every=2)
     calls.clear()
     start(experiment, Inline())
-    assert calls["body"] == calls["head"] == 20 + 8
-    assert calls["rows"] == 2 * sum(SIZES) + 2 * 4 * 6
-    assert calls["reads"] == 2 * 4 + 2 * 4
+    assert calls["body"] == calls["head"] == 20 + 16
+    assert calls["rows"] == 2 * sum(SIZES) + 2 * 4 * (6 + 6)
+    assert calls["reads"] == 2 * 4 + 2 * 8
     assert calls["nets"] == 0
 
 
 def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
     """FedRep, 4 head epochs and 1 of the body: 10 steps and 4 scans for the body instead of 50."""
-    experiment = build(
-        "fedrep(head_epochs=4, body_epochs=1, adapt_epochs=0)", rounds=1, protocol="dualfed"
-    )
+    method = "fedrep(head_epochs=4, body_epochs=1, adapt_epochs=0)"
+    experiment = build(method, rounds=1, protocol=RECEIVED)
     calls.clear()
     start(experiment, Inline())
-    evaluated = 4
+    evaluated = 4 + 4
     assert calls["body"] == 4 + 10 + evaluated
     assert calls["head"] == 4 * 10 + 10 + evaluated
 
@@ -92,10 +94,10 @@ def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
 def test_features_that_were_just_looked_at_are_not_computed_again(calls: Counter) -> None:
     """FedPAC scans the received body for its statistics; the head's epoch reads the same features.
     A client: that scan, its body's steps (10 in all), a scan of the trained body."""
-    experiment = build("fedpac", rounds=1, protocol="dualfed")
+    experiment = build("fedpac", rounds=1, protocol=RECEIVED)
     calls.clear()
     start(experiment, Inline())
-    evaluated = 4
+    evaluated = 4 + 4
     assert calls["body"] == 4 + 10 + 4 + evaluated
     assert calls["head"] == 10 + 10 + evaluated
 
@@ -162,7 +164,8 @@ def test_a_pool_sends_the_model_once_per_message(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(pool, "send", counting_send)
     data = digits(*[((i % 10,), 12) for i in range(40)], held_out=1)
-    config = RunConfig(rounds=1, model="mlp(hidden=[8])", protocol="fedpac")
+    protocol = "fedloom(moment=trained, also=none)"
+    config = RunConfig(rounds=1, model="mlp(hidden=[8])", protocol=protocol)
     experiment = Experiment.build(config, data=data)
     engine = pool.Pool(1)
     try:

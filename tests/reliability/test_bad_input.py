@@ -105,7 +105,7 @@ def refused(folder: Path, *args: str, code: int = 1) -> str:
         ("clients=1798", "leaves client 1797 without a single row"),
         ("newcomers=4", "newcomers = 4 leaves no client of 4 to train"),
         ("split=merged(train=1.5)", "train is a share between 0 and 1, not 1.5"),
-        ("protocol=fedbr", "tests on shared test sets, but the split made none"),
+        ("protocol=fedbr(on=shared)", "tests on shared test sets, but the split made none"),
         ("model=cnn4", "cnn4 needs images of at least 16x16 pixels, these are 8x8"),
         # files
         ("data=words.csv", "column 'b' of "),
@@ -132,7 +132,7 @@ def test_settings_that_cannot_be_used(setting: str, said: str, here: Path) -> No
         (["--out", "strange"], "strange is not empty and not a run folder"),
         (["--out", "strange", "--overwrite"], "strange is not empty and not a run folder"),
         (["--out", "own.csv"], "cannot make the run folder own.csv"),
-        (["--method", "fedper", "--protocol", "fedbr"], "fedper has no global model"),
+        (["--method", "fedper", "--protocol", "fedbr(model=global)"], "fedper has no global model"),
     ],
 )
 def test_flags_that_cannot_be_used(flags: list[str], said: str, here: Path) -> None:

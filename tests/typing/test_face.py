@@ -38,6 +38,7 @@ MISSPELT = {
     "summary.stopped": "summary.stoped",
     "rounds=40": "round=40",
     '"eval_every": 3': '"evaluate_every": 3',
+    'moment="trained"': 'moment="traind"',
     "row.label": "row.name",
     "fl.analysis.linear_cka": "fl.analysis.linear_kca",
     "same.value": "same.score",

@@ -104,7 +104,8 @@ def main() -> None:
     print("stopped:", summary.stopped)
     print("worst client:", min(summary.result.by_client().values()))
 
-    budget: fl.RunSettings = {"rounds": 3, "eval_every": 3, "lr": 0.1}
+    judged = fl.Protocol(moment="trained", also=("received",))
+    budget: fl.RunSettings = {"rounds": 3, "eval_every": 3, "lr": 0.1, "protocol": judged}
     comparison = fl.compare(["local", fl.FedPer(), mine], data, seeds=[0, 1], **budget)
     for row in comparison.rows:
         print(f"{row.label}: {100 * row.accuracy:.1f} %, seeds {row.accuracies}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from fedloom.core.score import Moment
 from fedloom.errors import BadInput, UnknownName, suggestion
@@ -13,25 +14,6 @@ from fedloom.expression import Call, parse_one
 if TYPE_CHECKING:  # a run's configuration reads protocols, and must not import torch
     from fedloom.core.program import Program
 
-ModelChoice = Literal["personal", "global", "global_if_any"]
-MomentChoice = Literal["received", "trained", "adapted", "final", "personalized"]
-ClientsChoice = Literal["all", "cohort", "new"]
-SplitChoice = Literal["test", "val"]
-RowsChoice = Literal["clients", "shared", "shared_if_any"]
-SelectChoice = Literal[
-    "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
-]
-AverageChoice = Literal["uniform", "samples"]
-
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "model": get_args(ModelChoice),
-    "moment": get_args(MomentChoice),
-    "clients": get_args(ClientsChoice),
-    "split": get_args(SplitChoice),
-    "on": get_args(RowsChoice),
-    "select": get_args(SelectChoice),
-    "average": get_args(AverageChoice),
-}
 _LEAST_EPOCHS = {"head_epochs": 0, "newcomer_epochs": 1}
 
 
@@ -39,29 +21,31 @@ _LEAST_EPOCHS = {"head_epochs": 0, "newcomer_epochs": 1}
 class Protocol:
     """How a run is judged.
 
-    >>> parse_protocol("fedpac(moment=received)").full_last_round
-    True
+    >>> str(Protocol(moment="received", select="best_val"))
+    "fedloom(moment='received', select='best_val')"
     """
 
-    model: ModelChoice = "personal"
+    model: Literal["personal", "global", "global_if_any"] = "personal"
     """The client's own model, the averaged one, or *global_if_any*: the averaged one where the
     method has one, else the client's own."""
-    moment: MomentChoice = "final"
+    moment: Literal["received", "trained", "adapted", "final", "personalized"] = "final"
     """The model as *received*; after the round's local training (*trained*); after fine-tuning, on
     a copy in any round (*adapted*); what a client ends up with (*final*: fine-tuned once, at the
     end, where there is fine-tuning, else as received). *personalized* is adapted where there is
     fine-tuning, trained where clients keep something personal, received where all hold the same
     model."""
-    clients: ClientsChoice = "all"
+    clients: Literal["all", "cohort", "new"] = "all"
     """Everybody, this round's participants, or clients that never trained."""
-    split: SplitChoice = "test"
+    split: Literal["test", "val"] = "test"
     """Which rows are the result; validation rows are scored beside it wherever there are any."""
-    on: RowsChoice = "clients"
+    on: Literal["clients", "shared", "shared_if_any"] = "clients"
     """Each client's own rows, test sets that belong to nobody, or (*shared_if_any*) these where the
     split made some."""
-    select: SelectChoice = "last"
+    select: Literal[
+        "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
+    ] = "last"
     """Which round is the result; choices that look at test rows say so in their name."""
-    average: AverageChoice = "uniform"
+    average: Literal["uniform", "samples"] = "uniform"
     """Clients alike, or by their number of rows."""
     also: tuple[Moment, ...] = ("received", "trained")
     """Moments that are logged beside it; `none` logs only what the result and its curve need."""
@@ -74,7 +58,7 @@ class Protocol:
     """Epochs that a client which never trained trains before its test; none: as the others."""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
+        for name, choices in _choices().items():
             _check_word(name, getattr(self, name), choices)
         object.__setattr__(self, "also", _moments(self.also))
         if not isinstance(self.full_last_round, bool):
@@ -146,6 +130,13 @@ class Protocol:
         return self.moment
 
 
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """Field -> its words, for the fields that take one of a few."""
+    types = get_type_hints(Protocol)
+    return {name: get_args(of) for name, of in types.items() if get_origin(of) is Literal}
+
+
 def _check_word(name: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         near = suggestion(str(value), choices)
@@ -198,8 +189,8 @@ PROTOCOLS: Mapping[str, Protocol] = {
 def parse_protocol(text: str) -> Protocol:
     """A protocol from its expression: a preset, and the fields that differ from it.
 
-    >>> parse_protocol("dbe(average=samples, also=none)").average
-    'samples'
+    >>> parse_protocol("fedpac(moment=received)").full_last_round
+    True
     """
     call = parse_one(text)
     if call.name not in PROTOCOLS:

@@ -23,8 +23,9 @@ class FedAvgFT(Method):
     Hyper-parameters: `adapt_epochs` 10 (FedCR's table); `tune` says which keys are fine-tuned, "*"
     the whole model, "head.*" the head only.
 
-    Deviations: FedCR's published code fine-tunes the head only (`tune="head.*"`); FedPAC's
-    FedAvg-FT is FedAvg measured after a round's local training (protocol `fedpac`).
+    Deviations: FedCR's published code fine-tunes the head only (`tune="head.*"`, which is also what
+    the protocol `fedcr` makes of FedAvg); FedPAC's FedAvg-FT tunes for the E epochs of a round
+    (`adapt_epochs=5`).
 
     Leaves the client: the whole model; never the fine-tuned one.
 
