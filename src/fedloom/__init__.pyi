@@ -89,6 +89,7 @@ from fedloom.methods.local import Local as Local
 from fedloom.methods.mixup import Mixup as Mixup
 from fedloom.methods.moon import MOON as MOON
 from fedloom.methods.moon import ModelContrast as ModelContrast
+from fedloom.methods.moon import ProjectionHead as ProjectionHead
 from fedloom.methods.perfedavg import PerFedAvg as PerFedAvg
 from fedloom.methods.pfedhn import PFedHN as PFedHN
 from fedloom.methods.pfedme import PFedMe as PFedMe

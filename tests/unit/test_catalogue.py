@@ -180,7 +180,7 @@ def test_a_first_sentence_does_not_end_at_an_initial() -> None:
 @pytest.mark.parametrize(
     ("name", "begins"),
     [
-        ("cnn4", ["model cnn4(stages='body')"]),
+        ("cnn4", ["model cnn4(stages='body', projector=0)"]),
         ("ResNet-18", ["model resnet18("]),
         ("quantity", ["partition modifier quantity(sizes=(300, 600, 1200))"]),
         ("dirichlet", ["partition dirichlet(alpha"]),

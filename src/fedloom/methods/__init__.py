@@ -122,6 +122,13 @@ def _own(method: Method) -> tuple[dict[str, Any], dict[str, Any]]:
     return method.opt.own(defaults["opt"]), method.server.own(defaults["server"])
 
 
+def default_opt(method: Method) -> Opt:
+    """How clients train where a method of this class, and the run, leave it open."""
+    (opt,) = (_default(f) for f in fields(method) if f.name == "opt")
+    assert isinstance(opt, Opt)
+    return opt
+
+
 def with_run_settings(method: Method, values: Mapping[str, Any]) -> Method:
     """The method with a run's settings, by key, for what it leaves open; None: not set."""
     opt, server = _own(method)

@@ -17,7 +17,7 @@ from fedloom.data import FederatedData
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.expression import parse
-from fedloom.methods import describe, parse_method, register
+from fedloom.methods import default_opt, describe, parse_method, register
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
@@ -80,7 +80,8 @@ class MethodCase:
     ) -> MethodCase:
         """A term, or several, is checked on FedAvg."""
         built = _built(method)
-        opt = OPT if built.opt == Opt() else built.opt
+        default = default_opt(built)
+        opt = replace(OPT, **default.own(Opt())) if built.opt == default else built.opt
         declared = {part.name for part in built.parts if part.keeps_what_it_sent}
         return cls(
             replace(built, opt=opt),
