@@ -44,6 +44,16 @@ def absent(*names: str) -> Callable[[], None]:
     return packages_not_used
 
 
+def without_a_gpu() -> None:
+    """Tensor.cuda and Module.cuda leave things where they are."""
+
+    def stay(self: Any, *_: object, **__: object) -> Any:
+        return self
+
+    torch.Tensor.cuda = stay
+    nn.Module.cuda = stay
+
+
 def standing_in(name: str, **contents: Any) -> None:
     """A module of ours under the name of one of theirs: how a script gets our data and model."""
     module = ModuleType(name)
@@ -149,6 +159,17 @@ def models(recorded: Recorded) -> list[Tree]:
         tree = under("server", r.server[METHOD])
         for cid, state in r.kept.items():
             tree |= under(f"client {cid}", state.get(METHOD, {}))
+        rounds.append(tree)
+    return rounds
+
+
+def uploads(recorded: Recorded) -> list[Tree]:
+    """Of every round the server's model and what the participants sent."""
+    rounds = []
+    for r in recorded.rounds:
+        tree = under("server", r.server[METHOD])
+        for cid in r.cohort:
+            tree |= under(f"client {cid}", r.up[cid].state[METHOD])
         rounds.append(tree)
     return rounds
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fedloom.core.tree import Tree
+from reproduce.parity.driving import uploads
 from reproduce.parity.gihun_fedntd import (
     COMMIT,
     LOGGING,
     REPOSITORY,
     TRAINING,
     drive,
-    uploads,
 )
 from reproduce.parity.harness import Parity, Recorded, federation, two_layers
 

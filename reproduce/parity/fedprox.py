@@ -6,13 +6,13 @@ FedProx's own program is written for TensorFlow 1; FedNTD's authors compare with
 from __future__ import annotations
 
 from fedloom.core.tree import Tree
+from reproduce.parity.driving import uploads
 from reproduce.parity.gihun_fedntd import (
     COMMIT,
     LOGGING,
     REPOSITORY,
     TRAINING,
     drive,
-    uploads,
 )
 from reproduce.parity.harness import Parity, Recorded, federation, two_layers
 

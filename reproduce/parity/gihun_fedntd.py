@@ -20,17 +20,6 @@ LOGGING = absent("wandb")
 TRAINING = "lr=0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.001"
 
 
-def uploads(recorded: Recorded) -> list[Tree]:
-    """Of every round the server's model and what the participants sent."""
-    rounds = []
-    for r in recorded.rounds:
-        tree = under("server", r.server["model"])
-        for cid in r.cohort:
-            tree |= under(f"client {cid}", r.up[cid].state["model"])
-        rounds.append(tree)
-    return rounds
-
-
 def drive(
     recorded: Recorded,
     algorithm: str,

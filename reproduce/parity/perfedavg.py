@@ -21,6 +21,7 @@ from reproduce.parity.charlie_pfedme import (
     logarithms,
     tree,
 )
+from reproduce.parity.driving import uploads
 from reproduce.parity.harness import (
     Deviation,
     Parity,
@@ -32,17 +33,6 @@ from reproduce.parity.harness import (
 )
 
 METHOD = "perfedavg(alpha=0.05, {}, lr=0.1, epochs=1, batch_size=5)"
-
-
-def ours(recorded: Recorded) -> list[Tree]:
-    """The server's w and every upload."""
-    rounds = []
-    for r in recorded.rounds:
-        named = under("server", r.server["model"])
-        for cid in r.cohort:
-            named |= under(f"client {cid}", r.up[cid].state["model"])
-        rounds.append(named)
-    return rounds
 
 
 def pairs_of_batches(r: Played, cid: int, rows: int) -> list[Tensor]:
@@ -115,7 +105,7 @@ PARITY = Parity(
     ),
     data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
     net=two_layers,
-    ours=ours,
+    ours=uploads,
     theirs=theirs,
     patches=(PACKAGES,),
     deviations=(

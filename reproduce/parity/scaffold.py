@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from fedloom.core.tree import Tree
-from reproduce.parity.gihun_fedntd import COMMIT, LOGGING, REPOSITORY, drive, uploads
+from reproduce.parity.driving import uploads
+from reproduce.parity.gihun_fedntd import COMMIT, LOGGING, REPOSITORY, drive
 from reproduce.parity.harness import Deviation, Parity, Recorded, federation, two_layers
 
 METHOD = "fedavg({}, lr=0.1, epochs=2, batch_size=5) + control_variates"
