@@ -22,14 +22,28 @@ from fedloom.core.tree import Tree
 from reproduce.parity.harness import Batches, Recorded, module_of, under
 
 
+class Idle:
+    """An object of a class that is not there: it takes everything and does nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: None
+
+
 class Absent(ModuleType):
-    """A package that is imported and not used: every name in it is a mock."""
+    """A package that is imported and not used: names in it are mocks, capitalised ones classes."""
 
     __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name[0].isupper():
+            return type(name, (Idle,), {})
         return mock.MagicMock(name=f"{self.__name__}.{name}")
 
 
