@@ -79,7 +79,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
         mock.patch.object(update, "DataLoader", loader),
         mock.patch.object(update.LocalUpdate, "update_weights_het", after_training(update)),
         mock.patch.object(federated_main, "proto_aggregation", aggregating),
-        mock.patch.object(federated_main, "test_inference_new_het_lt", lambda *_: ([0], [0], [0])),
+        mock.patch.object(federated_main, "test_inference_new_het_lt", return_value=([0],) * 3),
     ):
         federated_main.FedProto_taskheter(args, rows, rows, users, users, nets, None)
     all_used(of_clients)
