@@ -16,10 +16,14 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.client import client
 from fedloom.core.net import METHOD, Net
 from fedloom.core.rng import rng_scope
+from fedloom.core.round import Round, send
+from fedloom.core.site import Visit
 from fedloom.core.tree import Tree
-from reproduce.parity.harness import Batches, Recorded, module_of, under
+from reproduce.parity.harness import Batches, Played, Recorded, module_of, under
+from reproduce.parity.harness import _writing_down as writing_down
 
 
 class Idle:
@@ -177,6 +181,14 @@ def models(recorded: Recorded) -> list[Tree]:
     return rounds
 
 
+def models_and_tuned(recorded: Recorded) -> list[Tree]:
+    """The models of every round, and after the last the fine-tuned one of every client."""
+    tuned: Tree = {}
+    for cid, state in adapted(recorded).kept.items():
+        tuned |= under(f"client {cid}", state["final/model"])
+    return [*models(recorded), tuned]
+
+
 def uploads(recorded: Recorded) -> list[Tree]:
     """Of every round the server's model and what the participants sent."""
     rounds = []
@@ -193,3 +205,18 @@ def matching(theirs: Sequence[Tree], ours: Sequence[Tree]) -> list[Tree]:
     return [
         {k: other[k] for k in mine if k in other} for mine, other in zip(ours, theirs, strict=True)
     ]
+
+
+def adapted(recorded: Recorded) -> Played:
+    """fedloom's fine-tuning before the final test, of every client after the last round."""
+    program, last = recorded.program, recorded.rounds[-1]
+    plan = next(p for p in program.schedule(len(recorded.trained)) if p.kind == "adapt")
+    cohort = list(range(program.clients))
+    r = Round(program, plan, last.server, cohort)
+    played = Played(plan, cohort, {}, {}, {}, last.server, {})
+    for cid in cohort:
+        played.down[cid] = send(r, cid)
+        visit = Visit(program, cid, recorded.parity.data[cid], played.down[cid], last.kept.get(cid))
+        with writing_down(played.fits.setdefault(cid, [])):
+            played.up[cid], played.kept[cid] = client(visit)
+    return played

@@ -1,9 +1,9 @@
-"""FedRep against lgcollins/FedRep: the shared body and every client's head."""
+"""FedRep against lgcollins/FedRep: the shared body and every client's head, also tuned."""
 
 from __future__ import annotations
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import matching, models, without_bias
+from reproduce.parity.driving import matching, models_and_tuned, without_bias
 from reproduce.parity.harness import Deviation, Parity, Recorded, federation
 from reproduce.parity.lgcollins_fedrep import (
     BIASES,
@@ -14,12 +14,12 @@ from reproduce.parity.lgcollins_fedrep import (
     drive,
 )
 
-METHOD = "fedrep({}, body_epochs=1, " + TRAINING + ")"
+METHOD = "fedrep({}, body_epochs=1, adapt_epochs=10, " + TRAINING + ")"
 
 
 def theirs(recorded: Recorded) -> list[Tree]:
     """Their script; the server's mean of the heads, which nobody receives, is left out."""
-    return matching(drive(recorded, "fedrep", local_epochs=3), models(recorded))
+    return matching(drive(recorded, "fedrep", local_epochs=3), models_and_tuned(recorded))
 
 
 PARITY = Parity(
@@ -33,7 +33,7 @@ PARITY = Parity(
     ),
     data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
     net=without_bias,
-    ours=models,
+    ours=models_and_tuned,
     theirs=theirs,
     cohorts=(None, None, None, (0, 2)),
     deviations=(

@@ -12,6 +12,7 @@ from reproduce.parity.driving import (
     AllRoundsSeen,
     Classifier,
     Rows,
+    adapted,
     all_used,
     loaders,
     run_script,
@@ -38,13 +39,19 @@ EQUAL_WEIGHTS = Deviation(
 
 def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
     """Their main script on our rows, batches and weights: the server's model and every client's
-    after each round. Its last turn, ten epochs of the heads, is cut off."""
+    after each round. Its last turn trains the personal part alone for ten epochs; it is cut off
+    where our method does not fine-tune."""
     rows, of_clients = Rows(recorded), loaders(recorded)
     seen: list[Tree] = []
     cohorts = [r.cohort for r in recorded.rounds]
+    turns = len(cohorts)
+    if recorded.program.method.adapt:
+        turns += 1
+        for cid, of_client in enumerate(of_clients):
+            of_client.queue += adapted(recorded).epochs(cid)
 
     def loader(dataset: Any, batch_size: int, shuffle: bool) -> Batches:
-        if len(seen) == len(cohorts):
+        if len(seen) == turns:
             raise AllRoundsSeen
         return of_clients[rows.of_client[dataset.idxs[0]]]
 
@@ -85,7 +92,7 @@ def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
         "lr": 0.1,
         "gpu": -1,
     }
-    with mock.patch("numpy.random.choice", side_effect=[*cohorts, cohorts[0]]):
+    with mock.patch("numpy.random.choice", side_effect=[*cohorts, range(len(of_clients))]):
         run_script("main_fedrep", arguments)
     all_used(of_clients)
     return seen
