@@ -94,9 +94,9 @@ def theirs(recorded: Recorded) -> list[Tree]:
 
     chosen = [r.cohort[0] for r in recorded.rounds]
     with (
-        mock.patch.object(trainer, "BaseNodes", lambda *_, **__: nodes),
-        mock.patch.object(trainer, "CNNHyper", lambda *_, **__: HyperNetwork(recorded)),
-        mock.patch.object(trainer, "CNNTarget", lambda *_, **__: Classifier(recorded)),
+        mock.patch.object(trainer, "BaseNodes", return_value=nodes),
+        mock.patch.object(trainer, "CNNHyper", return_value=HyperNetwork(recorded)),
+        mock.patch.object(trainer, "CNNTarget", return_value=Classifier(recorded)),
         mock.patch.object(trainer, "eval_model", measure),
         mock.patch.object(trainer.random, "choice", side_effect=chosen),
         tempfile.TemporaryDirectory() as folder,
