@@ -57,7 +57,7 @@ class Learner:
         grads = torch.autograd.grad(loss, list(self.module.parameters()))
         with torch.no_grad():
             for p, g in zip(self.module.parameters(), grads, strict=True):
-                p -= 0.1 * g
+                p.sub_(0.1 * g)
         return [g.numpy() for g in grads], float(loss), self.get_params()
 
     def get_loss(self, data: object) -> float:
