@@ -1,0 +1,98 @@
+"""The program of FedRep's authors, lgcollins/FedRep, which also runs FedPer and LG-FedAvg."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from fedloom.core.tree import Tree
+from reproduce.parity.driving import (
+    AllRoundsSeen,
+    Classifier,
+    Rows,
+    adapted,
+    all_used,
+    loaders,
+    run_script,
+    standing_in,
+)
+from reproduce.parity.harness import Batches, Deviation, Recorded, under
+
+REPOSITORY = "lgcollins/FedRep"
+COMMIT = "d82e62982e107bb3322541604f059c0ff28bd289"
+TRAINING = "lr=0.1, batch_size=5, momentum=0.5, weight_decay=0.0001"
+BIASES = Deviation(
+    what="weight decay of biases",
+    paper="no weight decay",
+    code="0.0001 on weights, none on biases",
+    flag="weight_decay=0.0001 and a network without biases",
+)
+EQUAL_WEIGHTS = Deviation(
+    what="weights of the clients",
+    paper="the same weight for every client",
+    code="the same on images, by samples on FEMNIST and Sent140",
+    flag="weighting=uniform",
+)
+
+
+def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
+    """Their main script on our rows, batches and weights: the server's model and every client's
+    after each round. Its last turn trains the personal part alone for ten epochs; it is cut off
+    where our method does not fine-tune."""
+    rows, of_clients = Rows(recorded), loaders(recorded)
+    seen: list[Tree] = []
+    cohorts = [r.cohort for r in recorded.rounds]
+    turns = len(cohorts)
+    if recorded.program.method.adapt:
+        turns += 1
+        for cid, of_client in enumerate(of_clients):
+            of_client.queue += adapted(recorded).epochs(cid)
+
+    def loader(dataset: Any, batch_size: int, shuffle: bool) -> Batches:
+        if len(seen) == turns:
+            raise AllRoundsSeen
+        return of_clients[rows.of_client[dataset.idxs[0]]]
+
+    def test(net: Any, *_: object, w_locals: dict[int, Tree], **__: object) -> tuple[float, float]:
+        tree = under("server", net.state_dict())
+        for cid, own in w_locals.items():
+            tree |= under(f"client {cid}", own)
+        seen.append(tree)
+        return 0.0, 0.0
+
+    def model(_: object) -> Classifier:
+        net = Classifier(recorded)
+        body = [k for k in net.state_dict() if k.startswith("body")]
+        # Their list of layers, of which the first three (FedRep) or the last two (LG) are shared.
+        net.weight_keys = [body, [], [], ["head.weight"]]
+        return net
+
+    indices = np.arange(len(rows))
+    users = {cid: indices[np.equal(rows.of_client, cid)] for cid in range(len(of_clients))}
+    standing_in(
+        "utils.train_utils",
+        get_data=lambda _: (rows, rows, users, users),
+        get_model=model,
+        read_data=None,
+    )
+    standing_in("models.test", test_img_local_all=test, test_img_local=None)
+    from models import Update
+
+    Update.DataLoader = loader
+    arguments = {
+        "alg": algorithm,
+        "dataset": "mnist",
+        "num_users": len(of_clients),
+        "frac": 1.0,
+        "epochs": len(cohorts),
+        "local_ep": local_epochs,
+        "local_bs": 5,
+        "lr": 0.1,
+        "gpu": -1,
+    }
+    with mock.patch("numpy.random.choice", side_effect=[*cohorts, range(len(of_clients))]):
+        run_script("main_fedrep", arguments)
+    all_used(of_clients)
+    return seen
