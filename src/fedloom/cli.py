@@ -437,6 +437,29 @@ def show(
     out.print(page(name, out.width), markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def reproduce(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="fedpac/table1, a whole paper (fedpac), or a table's TOML file."),
+    ] = None,
+    *,
+    check: Annotated[bool, typer.Option("--check", help="Only read and check the files.")] = False,
+) -> None:
+    """Run a table of the papers, with the paper's number beside what was measured."""
+    from fedloom.reproduce.format import check_file
+    from fedloom.reproduce.library import all_tables, find_tables, tables_folder
+
+    files = find_tables(tables) if tables else all_tables(tables_folder())
+    if check:
+        wrong = [sentence for file in files for sentence in check_file(file)]
+        for sentence in wrong:
+            print(sentence)
+        if wrong:
+            raise BadInput(f"{len(wrong)} problems in {len(files)} tables; correct the files")
+        print(f"{len(files)} tables are in order")
+
+
 def main() -> None:
     """Entry point: errors for the user are one sentence, with a traceback only if asked for."""
     if "--debug" in sys.argv:  # wherever it stands; click wants it before the command
@@ -578,3 +601,7 @@ def _print_json(value: Any, wanted: bool) -> None:
 
         plain = dump(value) if is_dataclass(value) else value
         print(json.dumps(jsonable(plain)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
