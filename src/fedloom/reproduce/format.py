@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import (
     BaseModel,
@@ -116,7 +116,6 @@ class PaperTable(BaseModel):
     """One table, or one figure that is a run, of a paper."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    _not_written: ClassVar = ("path",)
 
     path: Path
     title: Words
@@ -247,33 +246,45 @@ def problems(table: PaperTable) -> Iterator[str]:
 
 def _unknown_names(table: PaperTable) -> Iterator[str]:
     """Columns and rows that are named and nowhere defined; columns that no row has."""
-    mentions = [(f"targets.{name}", name, table.columns) for name in table.targets]
-    for name, column in table.columns.items():
-        place = f"columns.{name}.average_of"
-        mentions += [(place, one, table.run_columns) for one in column.average_of]
-    for name, row in table.rows.items():
-        mentions += [(f"rows.{name}.columns", one, table.columns) for one in row.columns or ()]
-        mentions += [(f"rows.{name}.in", one, table.run_columns) for one in row.cells]
-    for quantity, by_column in table.printed.items():
-        mentions += [(f"printed.{quantity}", one, table.columns) for one in by_column]
-        for column, by_row in by_column.items():
-            place = f"printed.{quantity}.{column}"
-            mentions += [(place, one, table.rows) for one in by_row]
-            for row in by_row:
-                if row in table.rows and column in table.columns and not table.has(column, row):
-                    yield (
-                        f"{table.path}, {place}: row {row!r} has no column {column!r}; add it to"
-                        f" rows.{row}.columns, or take the number out"
-                    )
-    for place, name, known in mentions:
+    for place, name, known in _mentioned_columns(table):
         if name not in known:
-            kind = "row" if known is table.rows else "column"
-            yield f"{table.path}, {place}: there is no {kind} {name!r}{suggestion(name, known)}"
+            yield f"{table.path}, {place}: there is no column {name!r}{suggestion(name, known)}"
+    for quantity, by_column in table.printed.items():
+        for column, by_row in by_column.items():
+            yield from _misprinted(table, f"printed.{quantity}.{column}", column, by_row)
     for column in table.columns:
         if not any(table.has(column, row) for row in table.rows):
             yield (
                 f"{table.path}, columns.{column}: no row has this column; add it to the `columns`"
                 " of a row, or take it out"
+            )
+
+
+def _mentioned_columns(table: PaperTable) -> Iterator[tuple[str, str, list[str]]]:
+    """(place, name of a column, the columns it may be) wherever a column is named."""
+    every, runs = list(table.columns), table.run_columns
+    yield from ((f"targets.{name}", name, every) for name in table.targets)
+    for column, settings in table.columns.items():
+        yield from ((f"columns.{column}.average_of", one, runs) for one in settings.average_of)
+    for row, line in table.rows.items():
+        yield from ((f"rows.{row}.columns", one, every) for one in line.columns or ())
+        yield from ((f"rows.{row}.in", one, runs) for one in line.cells)
+    for quantity, by_column in table.printed.items():
+        yield from ((f"printed.{quantity}", one, every) for one in by_column)
+
+
+def _misprinted(
+    table: PaperTable, place: str, column: str, by_row: Mapping[str, Printed]
+) -> Iterator[str]:
+    """Printed numbers of no row, or of a row that does not have the column."""
+    for row in by_row:
+        if row not in table.rows:
+            near = suggestion(row, table.rows)
+            yield f"{table.path}, {place}: there is no row {row!r}{near}"
+        elif column in table.columns and not table.has(column, row):
+            yield (
+                f"{table.path}, {place}: row {row!r} has no column {column!r}; add it to"
+                f" rows.{row}.columns, or take the number out"
             )
 
 
