@@ -503,6 +503,8 @@ def reproduce(
         from fedloom.reproduce.page import write_page
 
         write_page(papers, page)
+    elif dry_run:
+        _dry_run(papers)
     elif not tables:
         raise BadInput("name a table, for instance fedpac/table1; --list names all of them")
     elif show_printed:
@@ -538,6 +540,21 @@ def _list_tables(papers: Sequence[PaperTable], as_json: bool) -> None:
 
     _show(None if as_json else list_table(papers))
     _print_json({"tables": list(map(entry, papers))}, as_json)
+
+
+def _dry_run(papers: Sequence[PaperTable]) -> None:
+    """Play two rounds of every cell, and print what does not work."""
+    from fedloom.reproduce.dry_run import DryRuns
+
+    dry_runs, wrong, cells = DryRuns(), 0, 0
+    for paper in papers:
+        sentences = list(dry_runs.play(paper))
+        for sentence in sentences:
+            print(sentence)
+        wrong, cells = wrong + len(sentences), cells + len(paper.cells())
+    if wrong:
+        raise BadInput(f"{wrong} of {cells} cells do not work; correct their settings")
+    print(f"all {cells} cells work ({dry_runs.runs} different small runs)")
 
 
 def _measure(measurement: Measurement, quiet: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -34,8 +35,17 @@ def tables_folder(folder: Path | None = None) -> Path:
 
 
 def all_tables(folder: Path) -> list[Path]:
-    """Every table, paper by paper."""
-    return [path for paper in PAPERS for path in sorted((folder / paper).glob("*.toml"))]
+    """Every table, paper by paper: tables before figures, the second before the tenth."""
+    return [
+        path
+        for paper in PAPERS
+        for path in sorted((folder / paper).glob("*.toml"), key=_place_in_paper)
+    ]
+
+
+def _place_in_paper(path: Path) -> tuple[bool, int, str]:
+    number = re.search(r"\d+", path.stem)
+    return path.stem.startswith("figure"), int(number[0]) if number else 0, path.stem
 
 
 def find_tables(names: Iterable[str], folder: Path | None = None) -> list[Path]:

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.reproduce import shown
-from fedloom.reproduce.availability import where_from
+from fedloom.reproduce.availability import known_name, where_from
 from fedloom.reproduce.comparison import Line
 from fedloom.reproduce.format import PaperTable
 
@@ -35,14 +35,14 @@ def entry(table: PaperTable) -> dict[str, str | int | list[str]]:
 
 def list_table(tables: Sequence[PaperTable]) -> Table:
     """Every table in a line: how large it is, and whether its data is at hand."""
-    listed = Table(box=SIMPLE_HEAD, pad_edge=False)
+    listed = Table(box=SIMPLE_HEAD, pad_edge=False, caption="* data that is not at hand")
     listed.add_column("table", no_wrap=True)
     listed.add_column("title", overflow="fold")
     for head in ("columns", "rows", "runs"):
         listed.add_column(head, justify="right")
     listed.add_column("data", overflow="fold")
     for table in tables:
-        data = [f"{one} (not at hand)" if where_from(one) else one for one in data_of(table)]
+        data = [(known_name(one) or one) + ("*" if where_from(one) else "") for one in data_of(table)]
         runs = len(table.cells()) * len(table.seeds)
         counts = map(str, (len(table.columns), len(table.rows), runs))
         listed.add_row(table.id, Text(table.title), *counts, Text(", ".join(data)))
