@@ -3,6 +3,7 @@ a few clients with a few rows each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -21,8 +22,8 @@ CLIENTS = 3
 TRAIN, OTHER = 8, 4
 """Rows of a client for training, and of each of its other splits."""
 ROWS_PER_CLASS = 12
-_COPIES = (1, 4, 16, 64, 256, 1024)
-"""How often the rows are repeated until the configured partition finds enough of them."""
+_ROWS_PER_CLIENT = 40
+"""With which a partition is tried first."""
 _MOST_ROWS = 1_500_000
 _SIDES = (32, 64, 128)
 """Sides of images that are tried in place of larger ones."""
@@ -73,10 +74,10 @@ def _takes(config: RunConfig, side: int) -> bool:
 
 
 def _divided(config: RunConfig, source: Source) -> Partition:
-    """The configured partition of as many copies of the rows as it needs: a partition with clients
-    of 600 rows is not to be had of a hundred."""
-    most = max(copies for copies in _COPIES if copies == 1 or copies * len(source) <= _MOST_ROWS)
-    for copies in _COPIES:
+    """The configured partition of as many copies of the rows as it needs: clients of 600 rows are
+    not to be had of a hundred rows."""
+    copies = math.ceil(_ROWS_PER_CLIENT * (config.clients or CLIENTS) / len(source))
+    while True:
         try:
             return divide(
                 _repeated(source, copies),
@@ -86,9 +87,9 @@ def _divided(config: RunConfig, source: Source) -> Partition:
                 config.split,
             )
         except FedloomError:
-            if copies == most:
+            copies *= 4
+            if copies * len(source) > _MOST_ROWS:
                 raise
-    raise AssertionError("the largest number of copies either works or raises")
 
 
 def _repeated(source: Source, copies: int) -> Source:

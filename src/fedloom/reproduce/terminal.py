@@ -42,7 +42,9 @@ def list_table(tables: Sequence[PaperTable]) -> Table:
         listed.add_column(head, justify="right")
     listed.add_column("data", overflow="fold")
     for table in tables:
-        data = [(known_name(one) or one) + ("*" if where_from(one) else "") for one in data_of(table)]
+        data = [
+            (known_name(one) or one) + ("*" if where_from(one) else "") for one in data_of(table)
+        ]
         runs = len(table.cells()) * len(table.seeds)
         counts = map(str, (len(table.columns), len(table.rows), runs))
         listed.add_row(table.id, Text(table.title), *counts, Text(", ".join(data)))
