@@ -140,6 +140,7 @@ def _remark(line: Line, runs: list[Measured], current: list[Measured]) -> str:
         remarks.append("measured with other settings than the table has now; run it again")
     if line.shorter:
         remarks.append(f"{line.rounds} of the paper's {line.paper_rounds} rounds")
-    if line.quantity == "rounds_to_target" and line.ours is None and len(current) > len(failed):
+    unreached = "_to_" in line.quantity and line.ours is None and is_measured(line.quantity)
+    if unreached and len(current) > len(failed):
         remarks.append("the target was not reached")
     return "; ".join(remarks)

@@ -33,6 +33,8 @@ OF_WHO_RUNS = (
     *("checkpoint_every", "imports"),
 )
 """Keys of a run that a table does not decide."""
+OF_CELL = "cell:"
+"""Before the column and row of the same table with whose model a run begins."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9._+=-]+")
 
 
@@ -105,11 +107,25 @@ class Cell:
     config: RunConfig
 
     @property
+    def begins_with(self) -> tuple[str, str] | None:
+        """Column and row of the cell whose model this one begins with, if it does."""
+        return start_cell(self.config.model_dump())
+
+    @property
     def digest(self) -> str:
         """Of the settings, so that a result of other ones is noticed; the rounds that were run are
         kept beside a result and do not count here."""
         settings = self.config.model_dump(exclude_defaults=True, exclude={"rounds", *OF_WHO_RUNS})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def start_cell(settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Column and row that `start = "cell:COLUMN/ROW"` names; None: it names no cell."""
+    start = settings.get("start")
+    if not isinstance(start, str) or not start.startswith(OF_CELL):
+        return None
+    column, _, row = start.removeprefix(OF_CELL).partition("/")
+    return column, row
 
 
 class PaperTable(BaseModel):
@@ -323,6 +339,11 @@ def _bad_cell(table: PaperTable, column: str, row: str) -> Iterator[str]:
     settings = table.settings_of(column, row)
     known = {k: v for k, v in settings.items() if k in RunConfig.model_fields}
     place = f"{table.path}, row {row!r} in column {column!r}"
+    if (begin := start_cell(settings)) is not None and begin not in _before(table, column, row):
+        yield (
+            f"{place}: it begins with the cell {'/'.join(begin)}, which does not come before it;"
+            " name an earlier column, or an earlier row of this one"
+        )
     if "data" not in settings:
         yield f"{place}: no `data`; write it in [settings] or [columns.{column}]"
     try:
@@ -330,3 +351,9 @@ def _bad_cell(table: PaperTable, column: str, row: str) -> Iterator[str]:
         parse_method(config.method)
     except FedloomError as e:
         yield f"{place}: {e}"
+
+
+def _before(table: PaperTable, column: str, row: str) -> list[tuple[str, str]]:
+    """The cells that are run before this one."""
+    order = [(c, r) for c in table.run_columns for r in table.rows if table.has(c, r)]
+    return order[: order.index((column, row))]

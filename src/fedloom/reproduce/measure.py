@@ -153,16 +153,33 @@ class Measurement:
         return [name for name in dict.fromkeys(["accuracy", *here]) if is_measured(name)]
 
     def _config(self, cell: Cell, seed: int) -> RunConfig:
-        """The run of a cell; a shorter one has a folder of its own."""
-        rounds = self.choice.rounds_of(cell)
-        short = "" if rounds == cell.config.rounds else f"-rounds{rounds}"
+        """The run of a cell."""
+        begin = {} if cell.begins_with is None else {"start": self._begin(cell, seed)}
         return cell.config.changed(
             **self.how,
-            rounds=rounds,
+            **begin,
+            rounds=self.choice.rounds_of(cell),
             seed=seed,
             title=self.table.label(cell.row),
-            out=str(self.folder / cell.column / f"{cell.row}-seed{seed}{short}"),
+            out=str(self._folder(cell, seed)),
         )
+
+    def _folder(self, cell: Cell, seed: int) -> Path:
+        """Of a cell's run; a run of other than the paper's rounds has a folder of its own."""
+        rounds = self.choice.rounds_of(cell)
+        other = "" if rounds == cell.config.rounds else f"-rounds{rounds}"
+        return self.folder / cell.column / f"{cell.row}-seed{seed}{other}"
+
+    def _begin(self, cell: Cell, seed: int) -> str:
+        """The folder of the run with whose model a cell begins."""
+        assert cell.begins_with is not None
+        folder = self._folder(self.table.cell(*cell.begins_with), seed)
+        if not RunPaths(folder).summary.exists():
+            raise BadInput(
+                f"{cell.row} in {cell.column} begins with the model of {cell.begins_with[1]} in"
+                f" {cell.begins_with[0]}, seed {seed}, which was not run; run that column first"
+            )
+        return str(folder)
 
     def _divided(self, config: RunConfig) -> FederatedData | None:
         """The data of a cell, kept for the next one that divides it alike; None, and one sentence
