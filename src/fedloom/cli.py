@@ -12,7 +12,7 @@ import inspect
 import json
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from fedloom.launch.progress import Bar
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
+    from fedloom.reproduce.format import PaperTable
+    from fedloom.reproduce.measure import Measurement
     from fedloom.runs.watcher import Watcher
 
 app = typer.Typer(
@@ -437,6 +439,145 @@ def show(
     out.print(page(name, out.width), markup=False, highlight=False, soft_wrap=True)
 
 
+@app.command()
+def reproduce(
+    tables: Annotated[
+        list[str] | None,
+        typer.Argument(help="fedpac/table1, a whole paper (fedpac), or a table's TOML file."),
+    ] = None,
+    *,
+    list_them: Annotated[bool, typer.Option("--list", help="Which tables there are.")] = False,
+    show_printed: Annotated[
+        bool, typer.Option("--show", help="What the paper prints; nothing is run.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Only read and check the files.")] = False,
+    page: Annotated[
+        Path | None, typer.Option(help="Write the page of all published results here.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Two rounds of every cell on small generated data.")
+    ] = False,
+    column: Annotated[
+        str | None, typer.Option(help="Only these columns: a,b.", metavar="NAMES")
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Only these rows: fedpac,fedrep.", metavar="NAMES")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(help="In place of the table's: 0,1.", metavar="NUMBERS")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option(help="In place of the paper's, for a try.", min=1)
+    ] = None,
+    to: Annotated[Path, typer.Option("--out", help="The folder of the runs.")] = Path(
+        "runs/reproduce"
+    ),
+    publish: Annotated[
+        bool, typer.Option("--publish", help="Write the results beside the table's file, too.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help=RunConfig.model_fields["engine"].description)] = (
+        "inline"
+    ),
+    workers: Annotated[int, typer.Option(help="Processes of the pool.", min=1)] = 2,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps ...")] = "cpu",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a table of the papers, and print the paper's numbers beside what was measured.
+
+    The same command once more goes on where it stopped.
+    """
+    from fedloom.reproduce.library import all_tables, find_tables, tables_folder
+
+    files = find_tables(tables) if tables else all_tables(tables_folder())
+    if check:
+        _check_tables(files)
+        return
+    from fedloom.reproduce.format import read_table
+
+    papers = [read_table(file) for file in files]
+    if list_them:
+        _list_tables(papers, as_json)
+    elif page is not None:
+        from fedloom.reproduce.page import write_page
+
+        write_page(papers, page)
+    elif dry_run:
+        _dry_run(papers)
+    elif not tables:
+        raise BadInput("name a table, for instance fedpac/table1; --list names all of them")
+    elif show_printed:
+        from fedloom.reproduce.terminal import printed_tables
+
+        for printed in (table for paper in papers for table in printed_tables(paper)):
+            out.print(printed)
+    else:
+        from fedloom.reproduce.measure import Choice, Measurement
+
+        choice = Choice.written(column, methods, seeds, rounds)
+        how = {"engine": engine, "workers": workers, "device": device}
+        for paper in papers:
+            measurement = Measurement(paper, choice, to, how, publish, overwrite, note=_note)
+            _measure(measurement, quiet, as_json)
+
+
+def _check_tables(files: Sequence[Path]) -> None:
+    """Print what is wrong with the papers' tables."""
+    from fedloom.reproduce.format import check_file
+
+    wrong = [sentence for file in files for sentence in check_file(file)]
+    for sentence in wrong:
+        print(sentence)
+    if wrong:
+        raise BadInput(f"{len(wrong)} problems in {len(files)} tables; correct the files")
+    print(f"{len(files)} tables are in order")
+
+
+def _list_tables(papers: Sequence[PaperTable], as_json: bool) -> None:
+    """Which tables of the papers there are."""
+    from fedloom.reproduce.terminal import entry, list_table
+
+    _show(None if as_json else list_table(papers))
+    _print_json({"tables": list(map(entry, papers))}, as_json)
+
+
+def _dry_run(papers: Sequence[PaperTable]) -> None:
+    """Play two rounds of every cell, and print what does not work."""
+    from fedloom.reproduce.dry_run import DryRuns
+
+    dry_runs, wrong, cells = DryRuns(), 0, 0
+    for paper in papers:
+        sentences = list(dry_runs.play(paper))
+        for sentence in sentences:
+            print(sentence)
+        wrong, cells = wrong + len(sentences), cells + len(paper.cells())
+    if wrong:
+        raise BadInput(f"{wrong} of {cells} cells do not work; correct their settings")
+    print(f"all {cells} cells work ({dry_runs.runs} different small runs)")
+
+
+def _measure(measurement: Measurement, quiet: bool, as_json: bool) -> None:
+    """Run what is left of a paper's table, and print it beside the paper's numbers."""
+    from fedloom.reproduce.comparison import lines
+    from fedloom.reproduce.terminal import comparison_tables
+
+    table, choice = measurement.table, measurement.choice
+    if shorter := choice.shorter_than(table):
+        _note(shorter)
+    with (
+        _stoppable(str(measurement.folder), compare=True),
+        _bar(quiet, runs=measurement.runs) as bar,
+    ):
+        results = measurement.run(lambda label, over: _watchers((), bar, label, over))
+    compared = lines(table, results, choice.columns, choice.rows)
+    if not quiet and not as_json:
+        for side_by_side in comparison_tables(table, compared):
+            out.print(side_by_side)
+        out.print(f"runs: {measurement.folder}")
+    _print_json(results, as_json)
+
+
 def main() -> None:
     """Entry point: errors for the user are one sentence, with a traceback only if asked for."""
     if "--debug" in sys.argv:  # wherever it stands; click wants it before the command
@@ -578,3 +719,7 @@ def _print_json(value: Any, wanted: bool) -> None:
 
         plain = dump(value) if is_dataclass(value) else value
         print(json.dumps(jsonable(plain)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedloom.core.method import Method
-from fedloom.engines import Engine
 from fedloom.errors import BadInput
 from fedloom.files import file_name, write_json
 from fedloom.launch import tables
 from fedloom.launch.notebook import as_html
 from fedloom.launch.progress import python_bar
-from fedloom.launch.start import engine_of, go_on, start, with_settings
+from fedloom.launch.start import complete, engine_of, with_settings
 from fedloom.methods import parse_method
 from fedloom.record import Summary
 from fedloom.runs.config import RunSettings
-from fedloom.runs.experiment import Experiment, Model
-from fedloom.runs.folder import RunPaths
+from fedloom.runs.experiment import Model
 from fedloom.runs.given import Given
-from fedloom.runs.journal import read_record
-from fedloom.runs.stored import difference
 from fedloom.runs.watcher import Watcher
 
 if TYPE_CHECKING:
@@ -165,7 +161,7 @@ def compare(
                 data = experiment.data  # decoded and divided once for all
                 over = len(rows) * len(seeds) + len(row.summaries)
                 watchers = [*(watch(given.label, over) if watch else ()), *bar(given.label, over)]
-                row.summaries.append(_summary(experiment, engine, watchers, overwrite))
+                row.summaries.append(complete(experiment, engine, watchers, overwrite))
             rows.append(row)
     comparison = Comparison(rows)
     if base.out is not None:
@@ -186,20 +182,6 @@ def _check_methods(everything: Sequence[Given]) -> None:
         folders.add(file_name(given.label))
     if len(folders) < len(labels):
         raise BadInput(f"two of {', '.join(sorted(labels))} would share a folder; rename one")
-
-
-def _summary(
-    experiment: Experiment, engine: Engine, watchers: Sequence[Watcher], overwrite: bool
-) -> Summary:
-    """Of a new run, of one that has ended, or of one that stopped and goes on."""
-    out = experiment.config.out
-    if out is None or overwrite or not RunPaths(out).config.exists():
-        return start(experiment, engine, watchers, overwrite).summary
-    if other := difference(experiment.config):
-        raise BadInput(f"{out} holds {other}; give --overwrite or another --out")
-    if RunPaths(out).summary.exists():
-        return read_record(RunPaths(out).summary, Summary)
-    return go_on(experiment, engine, watchers).summary
 
 
 def _folder(out: str | None, label: str, seed: int) -> str | None:

@@ -15,16 +15,16 @@ from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.launch.progress import python_bar
-from fedloom.record import RoundRecord
+from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.config import RunConfig, RunSettings
 from fedloom.runs.experiment import Experiment, Model
-from fedloom.runs.folder import RunFolder
+from fedloom.runs.folder import RunFolder, RunPaths
 from fedloom.runs.given import Given, rebuilt
-from fedloom.runs.journal import read_records
+from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
-from fedloom.runs.stored import check_same_data, read_config
+from fedloom.runs.stored import check_same_data, difference, read_config
 from fedloom.runs.watcher import Watcher
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -139,6 +139,20 @@ def go_on(experiment: Experiment, engine: Engine, watchers: Sequence[Watcher] = 
         runner = Runner(experiment, engine, folder, [*recorder, *watchers])
         runner.restore()
         return _finish(runner, recorder)
+
+
+def complete(
+    experiment: Experiment, engine: Engine, watchers: Sequence[Watcher], overwrite: bool
+) -> Summary:
+    """Of a new run, of one that has ended, or of one that stopped and goes on."""
+    out = experiment.config.out
+    if out is None or overwrite or not RunPaths(out).config.exists():
+        return start(experiment, engine, watchers, overwrite).summary
+    if other := difference(experiment.config):
+        raise BadInput(f"{out} holds {other}; give --overwrite or another --out")
+    if RunPaths(out).summary.exists():
+        return read_record(RunPaths(out).summary, Summary)
+    return go_on(experiment, engine, watchers).summary
 
 
 def _extend(experiment: Experiment, folder: RunFolder) -> None:

@@ -133,7 +133,7 @@ def federated(config: RunConfig, data: Any = None) -> FederatedData:
     )
 
 
-_DIVIDING = (
+DIVIDING = (
     *("label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
     *("augment", "normalize", "image_size", "partition_seed"),
 )
@@ -142,7 +142,7 @@ _DIVIDING = (
 
 def check_not_divided_again(data: FederatedData, settings: Mapping[str, Any]) -> None:
     """Refuse settings that data which is divided already would not follow."""
-    for key in _DIVIDING:
+    for key in DIVIDING:
         default = RunConfig.model_fields[key].default
         value = settings.get(key, default)
         if value not in (default, len(data) if key == "clients" else default):

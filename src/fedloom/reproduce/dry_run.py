@@ -1,0 +1,133 @@
+"""Two rounds of every cell of a table, on small generated data: does every setting work?
+
+Nothing is learned about accuracy. Data is divided as configured, the network and the method are the
+configured ones; clients, rows, batches and rounds are few, and the numbers that change no code path
+(learning rates and the like) are the same everywhere, so that most cells of a table are equal to
+another one and are played once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedloom.data import FederatedData
+from fedloom.expression import parse
+from fedloom.launch.start import engine_of, start
+from fedloom.reproduce.format import Cell, PaperTable
+from fedloom.reproduce.small_data import CLIENTS, TRAIN, small_federation, smallest_side
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import DIVIDING, Experiment
+
+ROUNDS = 2
+_STEPS = 2
+_SAME_NUMBER = {"lr": 0.01, "momentum": 0.5, "weight_decay": 1e-4, "decay": 0.99, "clip": 10.0}
+"""Numbers of which any will do, where they are set at all."""
+
+
+@dataclass
+class DryRuns:
+    """What was played already, so that equal cells of all tables are played once."""
+
+    _federations: dict[str, FederatedData] = field(default_factory=dict)
+    _played: set[str] = field(default_factory=set)
+    _sides: dict[str, int | None] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> int:
+        """How many different cells were played."""
+        return len(self._played)
+
+    def play(self, table: PaperTable) -> Iterator[str]:
+        """Every cell of a table; a sentence for each that does not work."""
+        for cell in table.cells():
+            try:
+                with TemporaryDirectory() as scratch:
+                    self._play(cell.config, self._begin(table, cell, Path(scratch)))
+            except Exception as e:  # whatever a method or network raises is what is looked for
+                yield (
+                    f"{table.path}, row {cell.row!r} in column {cell.column!r}:"
+                    f" {type(e).__name__}: {e}"
+                )
+
+    def _begin(self, table: PaperTable, cell: Cell, scratch: Path) -> dict[str, Any]:
+        """What a cell begins with: the small run of another cell, or drawn weights, also in place
+        of a file of weights, which need not be at hand."""
+        if getattr(cell.config, "start", None) is None:
+            return {}
+        if cell.begins_with is None:
+            return {"start": None, "start_without": None}
+        first = table.cell(*cell.begins_with).config
+        self._run(shrunk(first).changed(out=str(scratch / "run")), self._federation(first))
+        return {"start": str(scratch / "run")}
+
+    def _play(self, config: RunConfig, begin: Mapping[str, Any]) -> None:
+        """One cell, unless one like it was played already."""
+        data, small = self._federation(config), shrunk(config)
+        key = _key(small, data)
+        if key not in self._played:
+            self._played.add(key)
+            self._run(small.changed(**begin), data)
+
+    def _run(self, config: RunConfig, data: FederatedData) -> None:
+        with engine_of(config) as engine:
+            start(Experiment.build(config, None, data), engine)
+
+    def _federation(self, config: RunConfig) -> FederatedData:
+        side = self._side(config)
+        key = json.dumps([side, *(getattr(config, name) for name in ("data", *DIVIDING))])
+        if key not in self._federations:
+            self._federations[key] = small_federation(config, side)
+        return self._federations[key]
+
+    def _side(self, config: RunConfig) -> int | None:
+        key = json.dumps([config.data, config.image_size, config.model])
+        if key not in self._sides:
+            self._sides[key] = smallest_side(config)
+        return self._sides[key]
+
+
+def shrunk(config: RunConfig) -> RunConfig:
+    """The settings of the small run."""
+    same: dict[str, Any] = {k: v for k, v in _SAME_NUMBER.items() if getattr(config, k)}
+    return config.changed(
+        **same,
+        rounds=ROUNDS,
+        epochs=None if config.epochs is None else 1,
+        steps=None if config.steps is None else min(config.steps, _STEPS),
+        batch_size=TRAIN,
+        clients=CLIENTS,
+        participation=1.0 if config.participation == 1 else 0.5,
+        newcomers=min(config.newcomers, 1),
+        eval_every=1,
+        diagnose_every=ROUNDS,
+    )
+
+
+def _key(config: RunConfig, data: FederatedData) -> str:
+    """What decides the code that a small run goes through."""
+    settings = config.model_dump(exclude={"data", "method", "protocol", *DIVIDING})
+    rows = [[len(split) > 0 for split in client] for client in data.partition.clients]
+    maps = data.partition.label_maps is not None
+    schema = [data.kind, data.shape, data.classes, data.augment is not None, rows, maps]
+    code = [_without_numbers(config.method), _without_numbers(config.protocol)]
+    return json.dumps([schema, sorted(data.shared_tests), code, settings], sort_keys=True)
+
+
+def _without_numbers(expression: str) -> list[str]:
+    """The calls of an expression, with 1 for every number but 0: how much of something there is
+    decides no code path, whether there is any does.
+
+    >>> _without_numbers("fedavg + proximal(mu=0.01)")
+    ['fedavg', 'proximal(mu=1)']
+    """
+    return [str(replace(call, kwargs=_as_ones(call.kwargs))) for call in parse(expression)]
+
+
+def _as_ones(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {k for k, v in arguments.items() if isinstance(v, int | float)}
+    return {k: int(bool(v)) if k in numbers else v for k, v in arguments.items()}

@@ -1,0 +1,212 @@
+"""Run the cells of a table, one after the other; what is finished is not run again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedloom.data import FederatedData
+from fedloom.errors import BadInput, FedloomError, TrainingError, suggestion
+from fedloom.launch.compare import Watch
+from fedloom.launch.start import complete, engine_of
+from fedloom.record import RoundRecord
+from fedloom.reproduce.availability import where_from
+from fedloom.reproduce.format import Cell, PaperTable
+from fedloom.reproduce.quantities import Ended, is_measured, value_of
+from fedloom.reproduce.results import Measured, Results, published, read_results
+from fedloom.runs.config import RunConfig
+from fedloom.runs.experiment import DIVIDING, Experiment, federated
+from fedloom.runs.folder import RunPaths
+from fedloom.runs.journal import read_records
+
+RUNS = Path("runs/reproduce")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which part of a table is run, and for how long."""
+
+    columns: tuple[str, ...] = ()
+    """Empty: all."""
+    rows: tuple[str, ...] = ()
+    seeds: tuple[int, ...] = ()
+    rounds: int | None = None
+    """Fewer than the paper's, for a try."""
+
+    @classmethod
+    def written(
+        cls, columns: str | None, rows: str | None, seeds: str | None, rounds: int | None
+    ) -> Choice:
+        """From lists as a command line has them: `fedpac,fedrep`."""
+        numbers = _words(seeds)
+        for number in numbers:
+            if not number.isdecimal():
+                raise BadInput(f"seeds are whole numbers such as 0,1,2 and not {number!r}")
+        return cls(_words(columns), _words(rows), tuple(map(int, numbers)), rounds)
+
+    def cells(self, table: PaperTable) -> list[Cell]:
+        """The chosen cells of a table, column by column; a name it lacks is refused."""
+        for kind, names, known in (
+            ("column", self.columns, list(table.columns)),
+            ("row", self.rows, list(table.rows)),
+        ):
+            for name in names:
+                if name not in known:
+                    raise BadInput(f"{table.id} has no {kind} {name!r}{suggestion(name, known)}")
+        columns = [c for name in self.columns for c in table.columns[name].average_of or (name,)]
+        return table.cells(dict.fromkeys(columns) or None, self.rows or None)
+
+    def seeds_of(self, table: PaperTable) -> tuple[int, ...]:
+        """Those asked for, or the table's."""
+        return self.seeds or table.seeds
+
+    def rounds_of(self, cell: Cell) -> int:
+        """How many rounds a cell is run."""
+        return cell.config.rounds if self.rounds is None else self.rounds
+
+    def shorter_than(self, table: PaperTable) -> str:
+        """One sentence where some cell is run for fewer rounds than the paper's; else empty."""
+        longer = [c.config.rounds for c in self.cells(table) if c.config.rounds > self.rounds_of(c)]
+        if not longer:
+            return ""
+        return (
+            f"SHORTER THAN THE PAPER: {self.rounds} rounds in place of {max(longer)}; such numbers"
+            f" are a try, and no reproduction of {table.source}"
+        )
+
+
+@dataclass
+class Measurement:
+    """A table that is being measured: where its runs and results go, and who watches."""
+
+    table: PaperTable
+    choice: Choice = field(default_factory=Choice)
+    out: Path = RUNS
+    how: dict[str, Any] = field(default_factory=dict)
+    """Keys of a run that are for whoever runs it: engine, workers, device ..."""
+    publish: bool = False
+    overwrite: bool = False
+    note: Callable[[str], None] = print
+    """Is given what whoever waits should know."""
+
+    _data: tuple[str, FederatedData] | None = field(default=None, init=False)
+    _missing: set[str] = field(default_factory=set, init=False)
+
+    @property
+    def folder(self) -> Path:
+        """Of the table's runs."""
+        return self.out / self.table.paper / self.table.name
+
+    @property
+    def files(self) -> list[Path]:
+        """Where results are written."""
+        beside = [published(self.table)] if self.publish else []
+        return [self.folder / "results.json", *beside]
+
+    @property
+    def runs(self) -> int:
+        """How many runs were chosen."""
+        return len(self.choice.cells(self.table)) * len(self.choice.seeds_of(self.table))
+
+    def run(self, watch: Watch) -> Results:
+        """Every chosen cell with every seed; the results are written after every run."""
+        cells, seeds = self.choice.cells(self.table), self.choice.seeds_of(self.table)
+        results = read_results(self.files[0], self.table)
+        for number, cell in enumerate(cells):
+            for place, seed in enumerate(seeds):
+                measured = self._measured(cell, seed, watch, number * len(seeds) + place)
+                if measured is None:
+                    break
+                for file in self.files:
+                    results = read_results(file, self.table).with_run(measured)
+                    results.save(file)
+        if cells and len(self._missing) == len({cell.config.data for cell in cells}):
+            raise BadInput(f"nothing of {self.table.id} was run, as none of its data is at hand")
+        return read_results(self.files[0], self.table)
+
+    def _measured(self, cell: Cell, seed: int, watch: Watch, over: int) -> Measured | None:
+        """One run, new or read from its folder; None where its data cannot be had."""
+        config = self._config(cell, seed)
+        data = self._divided(config)
+        if data is None:
+            return None
+        experiment, paths = Experiment.build(config, None, data), RunPaths(str(config.out))
+        watchers = watch(f"{cell.column} {self.table.label(cell.row)}", over)
+        try:
+            with engine_of(experiment.config) as engine:
+                summary = complete(experiment, engine, watchers, self.overwrite)
+        except TrainingError as e:
+            self.note(f"{cell.row} in {cell.column}, seed {seed}: {e}")
+            return Measured.broken_down(cell, seed, str(e), _versions(paths))
+        records = read_records(paths.metrics, RoundRecord)
+        run = Ended(experiment, summary, records, self.table.targets.get(cell.column))
+        values = {name: value_of(name, run) for name in self._quantities(cell)}
+        return Measured.of(cell, summary, values, _versions(paths))
+
+    def _quantities(self, cell: Cell) -> list[str]:
+        """Accuracy, and what the paper prints in the cell."""
+        printed = self.table.printed.items()
+        here = [name for name, columns in printed if cell.row in columns.get(cell.column, {})]
+        return [name for name in dict.fromkeys(["accuracy", *here]) if is_measured(name)]
+
+    def _config(self, cell: Cell, seed: int) -> RunConfig:
+        """The run of a cell."""
+        begin = {} if cell.begins_with is None else {"start": self._begin(cell, seed)}
+        return cell.config.changed(
+            **self.how,
+            **begin,
+            rounds=self.choice.rounds_of(cell),
+            seed=seed,
+            title=self.table.label(cell.row),
+            out=str(self._folder(cell, seed)),
+        )
+
+    def _folder(self, cell: Cell, seed: int) -> Path:
+        """Of a cell's run; a run of other than the paper's rounds has a folder of its own."""
+        rounds = self.choice.rounds_of(cell)
+        other = "" if rounds == cell.config.rounds else f"-rounds{rounds}"
+        return self.folder / cell.column / f"{cell.row}-seed{seed}{other}"
+
+    def _begin(self, cell: Cell, seed: int) -> str:
+        """The folder of the run with whose model a cell begins."""
+        assert cell.begins_with is not None
+        folder = self._folder(self.table.cell(*cell.begins_with), seed)
+        if not RunPaths(folder).summary.exists():
+            raise BadInput(
+                f"{cell.row} in {cell.column} begins with the model of {cell.begins_with[1]} in"
+                f" {cell.begins_with[0]}, seed {seed}, which was not run; run that column first"
+            )
+        return str(folder)
+
+    def _divided(self, config: RunConfig) -> FederatedData | None:
+        """The data of a cell, kept for the next one that divides it alike; None, and one sentence
+        the first time, where it cannot be had."""
+        key = str([getattr(config, name) for name in ("data", *DIVIDING)])
+        if self._data is not None and self._data[0] == key:
+            return self._data[1]
+        if config.data in self._missing:
+            return None
+        try:
+            data = federated(config)
+        except FedloomError as e:
+            if not where_from(config.data):
+                raise
+            self._missing.add(config.data)
+            self.note(str(e))
+            return None
+        self._data = (key, data)
+        return data
+
+
+def _versions(paths: RunPaths) -> dict[str, str | int]:
+    """What the run was computed with, which may be long ago."""
+    versions: dict[str, str | int] = json.loads(paths.versions.read_text(encoding="utf-8"))
+    return versions
+
+
+def _words(written: str | None) -> tuple[str, ...]:
+    """`a,b` as a list; None and empty: nothing."""
+    return tuple(word.strip() for word in (written or "").split(",") if word.strip())

@@ -1,0 +1,98 @@
+"""docs/reproduction.md: every table of the papers with what was measured, from the published
+results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedloom.files import write_atomic
+from fedloom.reproduce import shown
+from fedloom.reproduce.availability import known_name
+from fedloom.reproduce.comparison import RULE, Line, lines
+from fedloom.reproduce.format import PaperTable
+from fedloom.reproduce.library import PAPERS
+from fedloom.reproduce.results import published, read_results
+from fedloom.reproduce.terminal import data_of
+
+COMMAND = "fedloom reproduce --page docs/reproduction.md"
+_HEAD = "| column | method | quantity | paper | ours | difference | inside? | rounds run | remark |"
+
+
+def write_page(tables: Sequence[PaperTable], path: Path) -> None:
+    """Write the page of these tables."""
+    write_atomic(path, page(tables))
+
+
+def page(tables: Sequence[PaperTable]) -> str:
+    """The whole page."""
+    measured = {table.id: lines(table, read_results(published(table), table)) for table in tables}
+    compared = [line for one in measured.values() for line in one if line.difference is not None]
+    whole = [line for line in compared if line.inside is not None]
+    parts = [
+        "# The papers' tables, and what fedloom measures",
+        f"Written by `{COMMAND}` from [reproduce](../reproduce/README.md); do not edit.",
+        "Every table, and every figure that is a run, of the five papers: the number that the paper"
+        " prints, ours as mean ± deviation over seeds, and ours minus the paper's. Accuracies are"
+        f" in percent. {RULE[0].upper()}{RULE[1:]}; runs that are shorter than the paper's get no"
+        " verdict. How to run a table: [reproduce.md](reproduce.md).",
+        f"So far {len(compared)} of {sum(_printed(table) for table in tables)} printed numbers were"
+        f" measured, {len(whole)} of them at the paper's length; of those,"
+        f" {sum(bool(line.inside) for line in whole)} are inside.",
+    ]
+    for paper, name in PAPERS.items():
+        of_paper = [table for table in tables if table.paper == paper]
+        if of_paper:
+            parts.append(f"## {name}")
+            parts += [_section(table, measured[table.id]) for table in of_paper]
+    return "\n\n".join(parts) + "\n"
+
+
+def _printed(table: PaperTable) -> int:
+    """How many numbers the paper prints in a table."""
+    return sum(len(by_row) for by_column in table.printed.values() for by_row in by_column.values())
+
+
+def _section(table: PaperTable, every: Sequence[Line]) -> str:
+    """A table of the paper: what was measured of it, or the command that measures it."""
+    measured = [line for line in every if line.ours is not None or _broke_down(line)]
+    command = f"`fedloom reproduce {table.id}`"
+    parts = [f"### {table.source}: {table.title}"]
+    if table.remark:
+        parts.append(_one_line(table.remark))
+    if measured:
+        parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
+        parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {command}.")
+    else:
+        runs = len(table.cells()) * len(table.seeds)
+        parts.append(f"Not measured yet ({runs} runs{_data(table)}): {command}.")
+    return "\n\n".join(parts)
+
+
+def _broke_down(line: Line) -> bool:
+    return "broke down" in line.remark
+
+
+def _data(table: PaperTable) -> str:
+    """The data that the command needs and does not bring; the same on every machine."""
+    names = [known_name(data) or data for data in data_of(table)]
+    return f" on {', '.join(dict.fromkeys(names))}" if names else ""
+
+
+def _row(line: Line) -> str:
+    cells = [
+        line.column,
+        line.label,
+        line.quantity,
+        shown.paper_number(line.printed),
+        shown.our_number(line.ours),
+        shown.difference(line),
+        shown.verdict(line),
+        shown.rounds_run(line),
+        _one_line(line.remark),
+    ]
+    return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
