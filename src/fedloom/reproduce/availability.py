@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom.data.hub import KNOWN, mirror
-from fedloom.data.registry import EMBEDDED, register_data
+from fedloom.data.known import EMBEDDED
+from fedloom.data.registry import register_data
 from fedloom.errors import BadInput
 from fedloom.expression import parse_one
 from fedloom.registry import squash
