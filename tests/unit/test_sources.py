@@ -228,6 +228,8 @@ def test_emnist_by_class_has_its_published_test_rows(mirror: Path, zipped: bool)
     split = "fedpac(test_size=5, sharing=true)"
     data = federate(source, "dominant(groups=emnist, size=10, sharing=true)", 3, split=split)
     assert data.partition.packed.sizes.tolist() == [[10, 0, 5]] * 3
+    with pytest.raises(BadInput, match="emnist is read from IDX files as it is; leave image_size"):
+        load("emnist", image_size=32)
 
 
 def test_emnist_comes_from_the_hub_as_files(

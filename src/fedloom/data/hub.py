@@ -135,6 +135,8 @@ def read(name: str, folder: Path | None, scratch: Path, options: Options) -> Sou
         return read_images(folder, scratch, options, name).only(options.classes)
     if entry.idx and (files := _idx_files(name, entry, folder)) is not None:
         options.columns.refuse_for(f"the IDX files of {name}")
+        if size is not None:
+            raise BadInput(f"{name} is read from IDX files as it is; leave image_size out")
         return files.read(name, CHARACTERS).only(options.classes)
     usual = UsualNames(label=entry.label, client=("writer_id", "user"), inputs=entry.inputs)
     with _opened(name, entry, folder) as table:
@@ -158,19 +160,23 @@ def _opened(name: str, entry: HubEntry, folder: Path | None) -> Iterator[Table]:
 
 
 def _idx_files(name: str, entry: HubEntry, folder: Path | None) -> IdxFiles | None:
-    """The IDX files in a mirror folder, or from the hub; None for a mirror of another form."""
-    if folder is not None:
-        files = IdxFiles(folder, entry.idx)
-        return files if files.present() else None
+    """The IDX files in a mirror folder, or from the hub; None where it has another form."""
+    files = IdxFiles(_download_files(name, entry) if folder is None else folder, entry.idx)
+    return files if files.present() else None
+
+
+def _download_files(name: str, entry: HubEntry) -> Path:
+    """The folder to which the IDX files of a hub repository were downloaded."""
     import huggingface_hub
 
     assert entry.repo is not None
+    pattern = f"*{entry.idx}*ubyte*"
     with _hub_errors(name, entry):
-        patterns = f"*{entry.idx}*ubyte*"
-        place = huggingface_hub.snapshot_download(
-            entry.repo, repo_type="dataset", allow_patterns=patterns
+        return Path(
+            huggingface_hub.snapshot_download(
+                entry.repo, repo_type="dataset", allow_patterns=pattern
+            )
         )
-    return IdxFiles(Path(place), entry.idx)
 
 
 def _open_mirror(name: str, folder: Path, scratch: Path) -> Any:
