@@ -190,7 +190,7 @@ def test_a_first_sentence_does_not_end_at_an_initial() -> None:
         ("digits", ["data digits"]),
         ("cohort", ["protocol cohort"]),
         ("pool", ["engine pool"]),
-        ("dbe", ["dbe(kappa=None, ", "split dbe()", "protocol dbe"]),
+        ("dbe", ["dbe(kappa=None, ", "split dbe(pool=None)", "protocol dbe"]),
     ],
 )
 def test_show_knows_every_kind(name: str, begins: list[str]) -> None:
