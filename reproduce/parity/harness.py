@@ -12,10 +12,12 @@ import copy
 import importlib
 import io
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -73,7 +75,9 @@ class Parity:
     ours: Callable[[Recorded], list[Tree]]
     """The tensors of every round under the names that `theirs` uses too."""
     theirs: Callable[[Recorded], list[Tree]]
-    """Drive the author's program like the recorded rounds; the folder is on the path by then."""
+    """Drive the author's program like the recorded rounds; its folder is on the path by then."""
+    folder: str = "."
+    """Where in the repository its modules are."""
     cohorts: tuple[tuple[int, ...] | None, ...] = (None, None, None)
     """Who takes part in each round; None: everybody."""
     patches: tuple[Callable[[], None], ...] = ()
@@ -91,8 +95,9 @@ def federation(
     shape: tuple[int, ...] = (6,),
     held: Sequence[Sequence[int]] = (),
     test: int = 4,
+    scale: float = 1.0,
 ) -> list[ClientData]:
-    """Clients with so many training rows each, clouds around a point for each class.
+    """Clients with so many training rows each, clouds around a point for each class, `scale` wide.
 
     `held` lists the classes of every client; without it all clients hold all classes.
     """
@@ -101,7 +106,7 @@ def federation(
     def split(n: int, labels: Sequence[int], *key: object) -> HeldRows:
         y = torch.tensor([labels[i % len(labels)] for i in range(n)])
         noise = torch.randn(n, *shape, generator=generator("parity", *map(str, key)))
-        return HeldRows(centers[y] + noise, y)
+        return HeldRows(scale * (centers[y] + noise), y)
 
     members = []
     for cid, n in enumerate(sizes):
@@ -178,6 +183,8 @@ class Recorded:
     parity: Parity
     program: Program
     rounds: list[Played] = field(default_factory=list)
+    adapted: Played | None = None
+    """The fine-tuning of all clients after the last round, for a method that has one."""
 
     @property
     def initial(self) -> Tree:
@@ -196,8 +203,7 @@ def play(parity: Parity, method: str | None = None) -> Recorded:
     program = Program(parse_method(method or parity.method), net, len(parity.data))
     recorded = Recorded(parity, program)
     server, kept = initial_server(program), dict[int, State]()
-    plans = [p for p in program.schedule(len(parity.cohorts)) if p.kind != "adapt"]
-    for plan in plans:
+    for plan in program.schedule(len(parity.cohorts)):
         cohort = parity.cohorts[plan.t - 1] if plan.kind == "train" else None
         r = Round(program, plan, server, range(program.clients) if cohort is None else cohort)
         played = Played(plan, r.cohort, {}, {}, {}, {}, {})
@@ -209,7 +215,10 @@ def play(parity: Parity, method: str | None = None) -> Recorded:
             r.add(cid, played.up[cid])
         server = merge(r)
         played.server, played.kept = server, dict(kept)
-        recorded.rounds.append(played)
+        if plan.kind == "adapt":
+            recorded.adapted = played
+        else:
+            recorded.rounds.append(played)
     return recorded
 
 
@@ -230,6 +239,12 @@ def _writing_down(fits: list[Fit]) -> Iterator[None]:
 
 
 # ------------------------------------------------------------------ driving an author's program
+
+
+def empty_module(name: str, **attributes: Any) -> None:
+    """An import of a package that the driven part does not use finds this instead."""
+    sys.modules[name] = module = ModuleType(name)
+    vars(module).update(attributes)
 
 
 class Batches:

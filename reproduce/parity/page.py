@@ -24,8 +24,10 @@ comparison sets the flag of the other one; the sections below the table tell whi
     python reproduce/parity/run.py fedpac --official PATH   # PATH: a checkout of the repository
 
 The authors' tensors are committed in `reproduce/parity/reference/`, and
-`tests/parity/test_parity.py` checks fedloom against them without the authors' code. Nothing of that
-code is in this repository. How to add a method: the docstring of `reproduce/parity/harness.py`.
+`tests/parity/test_parity.py` checks fedloom against them without the authors' code, and that other
+readings and hyper-parameters do not agree. The tensors belong to fedloom's order of batches:
+whoever changes that order, or another draw, runs the comparisons again. Nothing of the authors'
+code is in this repository. What a comparison consists of: `reproduce/parity/harness.py`.
 """
 
 

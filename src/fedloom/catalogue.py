@@ -26,6 +26,7 @@ from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import register
 from fedloom.models import models
+from fedloom.models.projector import PROJECTOR
 from fedloom.observed_traffic import Traffic, traffic
 from fedloom.registry import Registry, squash
 
@@ -103,7 +104,8 @@ def _method_page(name: str, width: int) -> str:
 
 def _entry_page(registry: Registry, name: str, width: int) -> str:
     name = registry.canonical(name)
-    return f"{registry.kind} {_signature_and_text(name, registry[name], width)}"
+    more = (f"{PROJECTOR}=0",) if registry is models else ()
+    return f"{registry.kind} {_signature_and_text(name, registry[name], width, more)}"
 
 
 def _plain_page(kind: str, entry: Entry, width: int) -> str:
@@ -112,9 +114,11 @@ def _plain_page(kind: str, entry: Entry, width: int) -> str:
     return f"{kind.removesuffix('s')} {entry['name']}\n\n{_wrapped(facts, width)}"
 
 
-def _signature_and_text(name: str, entry: Callable[..., Any], width: int) -> str:
-    """A call with its defaults, then the docstring."""
-    head = f"{name}({', '.join(_arguments(entry))})"
+def _signature_and_text(
+    name: str, entry: Callable[..., Any], width: int, more: tuple[str, ...] = ()
+) -> str:
+    """A call with its defaults and what all of its kind take, then the docstring."""
+    head = f"{name}({', '.join([*_arguments(entry), *more])})"
     paragraphs = (inspect.getdoc(entry) or "").split("\n\n")
     return "\n\n".join(_wrapped(text, width) for text in (head, *paragraphs))
 
@@ -277,8 +281,17 @@ def _tested(p: Protocol) -> str:
         "trained": "after local training",
         "adapted": "after fine-tuning",
         "final": "fine-tuned if the method does so, else as received",
+        "personalized": "fine-tuned if the method does so, else after local training if clients"
+        " keep something personal, else as received",
     }[p.moment]
-    where = "on shared test sets" if p.on == "shared" else f"on {p.clients} clients' {p.split} rows"
+    if p.head_epochs:
+        moment = f"after {p.head_epochs} final epochs of the head alone"
+    model = {"global_if_any": "global (if there is one, else personal)"}.get(p.model, p.model)
+    where = {
+        "clients": f"on {p.clients} clients' {p.split} rows",
+        "shared": "on shared test sets",
+        "shared_if_any": f"on shared test sets (if there are any, else {p.clients} clients' rows)",
+    }[p.on]
     chosen = {
         "last": "last round",
         "best_val": "best round on validation rows",
@@ -288,7 +301,8 @@ def _tested(p: Protocol) -> str:
     }[p.select]
     average = "clients by samples" if p.average == "samples" else "clients alike"
     last = "; everybody in the last round" if p.full_last_round else ""
-    return f"the {p.model} model {moment}, {where}; {chosen}; {average}{last}"
+    joining = "" if p.newcomer_epochs is None else f"; newcomers train {p.newcomer_epochs} epochs"
+    return f"the {model} model {moment}, {where}; {chosen}; {average}{last}{joining}"
 
 
 def _engines() -> list[Entry]:

@@ -87,10 +87,10 @@ Overrides = Annotated[
 PANELS = {
     "Data": "data label client domain inputs partition clients split shift augment normalize"
     " image_size partition_seed newcomers",
-    "Method and training": "method model rounds participation epochs steps batch_size lr optimizer"
-    " momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last replacement"
-    " server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
-    "Evaluation": "protocol eval_every diagnose diagnose_every",
+    "Method and training": "method model start start_without rounds participation epochs steps"
+    " batch_size lr optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
+    " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
+    "Evaluation": "protocol eval_every early_stop diagnose diagnose_every",
     "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out"
     " title",
 }
@@ -556,11 +556,11 @@ def _is_override(text: str) -> bool:
 
 def _new_folder(label: str) -> str:
     """runs/<time>-<label>, which is not there yet."""
-    import re
     import time
 
-    slug = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{slug}"
+    from fedloom.files import file_name
+
+    base = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{file_name(label)}"
     tries = (base if i == 0 else base.with_name(f"{base.name}-{i}") for i in range(10_000))
     return str(next(path for path in tries if not path.exists()))
 

@@ -8,6 +8,7 @@ a string, so `weighting=uniform` needs no quotes.
 from __future__ import annotations
 
 import ast
+import keyword
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,7 @@ def parse(text: str) -> list[Call]:
     [Call(name='fedavg', args=(), kwargs={}), Call(name='proximal', args=(), kwargs={'mu': 0.01})]
     """
     try:
-        tree = ast.parse(_hyphens_to_underscores(text.strip()), mode="eval")
+        tree = ast.parse(_as_python(text.strip()), mode="eval")
         return [_call(node, text) for node in _summands(tree.body)]
     except _UNREADABLE as e:
         raise BadInput(
@@ -74,13 +75,22 @@ def literal(text: str) -> Any:
         return text
 
 
-def _hyphens_to_underscores(text: str) -> str:
-    """Papers write FedAvg-FT and ResNet-18: outside quotes, such a hyphen belongs to the name."""
+def _as_python(text: str) -> str:
+    """The expression with what Python's grammar would not take, outside quotes, written otherwise.
+
+    Papers write FedAvg-FT and ResNet-18: such a hyphen belongs to the name. `model=global` has a
+    keyword of Python for its value, which is a word like any other here.
+    """
     within_name = r"(?<=[A-Za-z])-(?=[A-Za-z])|(?<=[A-Za-z]{2})-(?=[0-9])"
-    quoted = re.split(r"('[^']*'|\"[^\"]*\")", text)
-    return "".join(
-        part if i % 2 else re.sub(within_name, "_", part) for i, part in enumerate(quoted)
-    )
+    pieces = re.split(r"('[^']*'|\"[^\"]*\")", text)
+    for i in range(0, len(pieces), 2):
+        words = re.sub(within_name, "_", pieces[i])
+        pieces[i] = re.sub(r"\b[a-z]+\b(?!\s*[=(.])", _quoted_if_keyword, words)
+    return "".join(pieces)
+
+
+def _quoted_if_keyword(word: re.Match[str]) -> str:
+    return repr(word[0]) if keyword.iskeyword(word[0]) else word[0]
 
 
 def _summands(node: ast.expr) -> list[ast.expr]:

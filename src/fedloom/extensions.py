@@ -53,7 +53,7 @@ class Place:
 
         >>> Place.of("nets/mine.py:Net(width=8)")
         Place(where='nets/mine.py', what='Net(width=8)')
-        >>> Place.of("resnet18(weights='a:b')") is None
+        >>> Place.of("timm_encoder(name='a:b')") is None
         True
         """
         place = re.fullmatch(r"([^()]+):([A-Za-z_]\w*(?:\(.*\))?)", text.strip())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -12,6 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import BadInput
+
+
+def file_name(label: str) -> str:
+    """A readable name for a file or folder about something.
+
+    >>> file_name("fedavg + proximal(mu=0.01)")
+    'fedavg-proximal-mu-0.01'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
 
 
 def sync_folder(folder: Path) -> None:

@@ -27,9 +27,9 @@ FORMAT = 2
 """Of run folders. 1: scores nested by "moment/split", without single heads per client."""
 
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
-Group = Literal["clients", "newcomers", "shared tests"]
-"""On whom: the clients that train, clients kept out of training, or test sets of nobody (whose
-"clients" are numbered from 0)."""
+Group = Literal["clients", "newcomers", "shared tests", "clients on shared tests"]
+"""On whom: the clients that train, clients kept out of training, test sets of nobody under the
+global model (whose "clients" are numbered from 0), or each client's own model on these sets."""
 Seconds = Mapping[str, Mapping[str, float]]
 """Place (main, workers) -> activity -> seconds."""
 Kept = TypeVar("Kept")

@@ -1,5 +1,8 @@
 """The version that is installed."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("fedloom")
+try:
+    __version__ = version("fedloom")
+except PackageNotFoundError:  # the sources are on the path without an installation
+    __version__ = "not installed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -11,6 +12,8 @@ import pytest
 
 import fedloom as fl
 from fedloom.errors import BadInput
+from fedloom.launch.compare import Comparison, Row
+from fedloom.launch.tables import AgainstAlone, training_alone
 from fedloom.runs.config import RunConfig, RunSettings
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
@@ -54,6 +57,19 @@ def test_one_seed_has_no_deviation() -> None:
     comparison = fl.compare(["local"], seeds=[1], **SMALL)
     assert comparison.rows[0].deviation is None
     assert "±" not in repr(comparison)
+
+
+def test_who_gains_and_who_loses_against_training_alone() -> None:
+    """Four clients; a method lifts two of them, lowers one, and leaves one as it was."""
+    local = fl.run("local", **SMALL).summary
+    alone = replace(local, result=replace(local.result, values=(0.5, 0.5, 0.5, 0.5)))
+    method = replace(local, result=replace(local.result, values=(0.6, 0.7, 0.4, 0.5)))
+    rows = [Row("fedavg", [method]), Row("local(lr=0.1)", [alone])]
+    assert training_alone(Comparison(rows).methods) == [alone]
+    assert AgainstAlone.of([method], [alone]) == AgainstAlone(better=0.5, worse=0.25)
+    assert AgainstAlone.of([replace(method, seed=7)], [alone]) is None
+    assert "50 / 25" in Comparison(rows)._repr_html_()
+    assert "against alone" not in Comparison(rows[:1])._repr_html_()
 
 
 def test_a_method_is_not_compared_with_itself() -> None:

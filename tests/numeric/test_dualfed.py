@@ -18,8 +18,9 @@ from fedloom.core.rng import generator, rng_scope
 from fedloom.core.tree import WeightedSum, clone
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput
-from fedloom.methods.dualfed import DualFed, projector
+from fedloom.methods.dualfed import DualFed
 from fedloom.methods.fedavg import FedAvg
+from fedloom.models.projector import projector
 from fedloom.ops.contrastive import supervised_contrast
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment

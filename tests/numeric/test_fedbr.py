@@ -283,6 +283,35 @@ def test_one_max_step_climbs_by_lr_times_the_squared_gradient() -> None:
     assert climbed > 1e-6
 
 
+@pytest.mark.parametrize(("own", "momentum"), [(None, 0.9), (0.0, 0.0), (0.5, 0.5)])
+def test_thetas_momentum_is_the_runs_unless_it_has_its_own(own, momentum) -> None:
+    """One row (1, 1, ...) and one pseudo-image (1, 0, ...), phi still, three steps:
+    v <- momentum v + grad L_con, theta <- theta + lr v."""
+    term = FedBR(lam=0.0, mu=1.0, images=1, tau1=0.2, tau2=0.2, theta_momentum=own)
+    opt = Opt(lr=0.05, batch=1, epochs=3, momentum=0.9)
+    prog = Program(replace(HeadBias() + term, opt=opt), mlp(WIDTH, 5, CLASSES), 1)
+    x, x_p = torch.ones(1, WIDTH), torch.eye(1, WIDTH)
+    one, other = (
+        Tables([ClientData(Table(rows, torch.zeros(1, dtype=torch.int64)), None, None, CLASSES)])
+        for rows in (x, x_p)
+    )
+    start = play(prog, other, prog.schedule(1)[:1])
+    server = play(prog, one, train_plans(prog, 1), start).server[METHOD]
+    w = prog.nets[0].tree()
+    theta = [k for k in w if k.startswith("fedbr.")]
+    z_p, z = features(w, x_p), features(w, x)
+    velocity = {k: torch.zeros_like(w[k]) for k in theta}
+    for _ in range(3):
+        for k in theta:
+            w[k] = w[k].detach().requires_grad_()
+        loss = contrast(w, z_p, z_p, z, term)
+        for k, g in zip(theta, torch.autograd.grad(loss, [w[k] for k in theta]), strict=True):
+            velocity[k] = momentum * velocity[k] + g
+            w[k] = w[k].detach() + opt.lr * velocity[k]
+    for k in theta:
+        torch.testing.assert_close(server[k], w[k], rtol=1e-5, atol=1e-7)
+
+
 # ------------------------------------------------------------------ what reduces to what
 
 OPT = Opt(lr=0.1, epochs=2, batch=4, momentum=0.5, weight_decay=1e-2)
@@ -621,6 +650,9 @@ def test_what_cannot_work_is_refused() -> None:
     for tau in ({"tau1": 0.0}, {"tau2": -1.0}):
         with pytest.raises(BadInput, match="positive"):
             FedBR(**tau)
+    for wrong in ({"tau2": -1.0, "multiply": True}, {"theta_momentum": 1.0}):
+        with pytest.raises(BadInput, match="0 or more"):
+            FedBR(**wrong)
     text = build_model("fasttext(vocabulary=20)", (7,), 4, seed=0)
     with pytest.raises(BadInput, match="token ids"):
         Program(FedAvg() + FedBR(), text, 2)

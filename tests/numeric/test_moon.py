@@ -22,6 +22,8 @@ from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
+from fedloom.errors import BadInput
+from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.moon import MOON
 from fedloom.ops.contrastive import pair_contrast
@@ -135,3 +137,41 @@ def test_only_the_extractor_is_kept_and_nothing_more_is_sent():
         PREVIOUS: {"body.weight"}
     }
     assert play.up[0].state.keys() == play.down[0].state.keys() == {"model"}
+
+
+# ------------------------------------------------------------------ the projection head
+
+
+def test_moons_projection_head():
+    """Features of 5: P is 5-7-4 with ReLU between, under a head of 4 inputs, all of it the
+    model's own. The contrast is of P's outputs, and the client keeps body and P."""
+    method = replace(MOON(projection=(7, 4)), opt=Opt(lr=0.1, batch=4))
+    program = Program(method, mlp(), 2)
+    model = program.nets[0]
+    shapes = {k: tuple(v.shape) for k, v in model.initial.items() if not k.startswith("body.")}
+    assert shapes == {
+        "projection_head.1.0.weight": (7, 5),
+        "projection_head.1.0.bias": (7,),
+        "projection_head.1.2.weight": (4, 7),
+        "projection_head.1.2.bias": (4,),
+        "head.weight": (3, 4),
+        "head.bias": (3,),
+    }
+    assert model.path_to(model.logits) == ["body", "projection_head", "head"]
+    assert model.feature == model.representation == "projection_head"
+    assert program.shared(0) == set(model.keys)
+    played = play_all(program, tables(8, 8), rounds=2)
+    kept = {k for k in model.keys if not k.startswith("head.")}
+    assert played.clients[0][PREVIOUS].keys() == kept
+    moved = played.server["model"]
+    assert all(not torch.equal(moved[k], model.initial[k]) for k in kept)
+
+
+def test_a_projection_head_under_any_method():
+    """It is decayed, shared and kept as other layers are: FedPer's head alone is personal."""
+    method = parse_method("fedper + projection_head(widths=[6])")
+    program = Program(method, mlp(), 2)
+    assert program.shared(0) == {k for k in program.nets[0].keys if not k.startswith("head.")}
+    assert program.nets[0].owner["projection_head"] == "model"
+    with pytest.raises(BadInput, match="widths are"):
+        parse_method("fedavg + projection_head(widths=[])")

@@ -26,14 +26,19 @@ from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
 from fedloom.methods.fedprox import Proximal
 from fedloom.methods.perfedavg import PerFedAvg
-from helpers import Table, finite, mlp, run, same, tables
+from fedloom.models import build_model
+from helpers import Table, Tables, finite, mlp, run, same, tables
+
+VARIANTS = ("exact", "hessian_free", "first_order")
 
 
-def perfedavg(variant="hessian_free", lr=0.25, epochs=1, alpha=0.5, **more):
+def perfedavg(variant="exact", lr=0.25, epochs=1, alpha=0.5, **more):
     return PerFedAvg(variant=variant, alpha=alpha, opt=full(lr, epochs), **more)
 
 
-@pytest.mark.parametrize(("variant", "w"), [("hessian_free", 15.0), ("first_order", 14.0)])
+@pytest.mark.parametrize(
+    ("variant", "w"), [("exact", 15.0), ("hessian_free", 15.0), ("first_order", 14.0)]
+)
 def test_one_step_by_hand(variant, w):
     """w = 16, a = 0, lr = 1/4: w~ = 8 and v = 8. First order: w = 16 - 8/4 = 14. With the
     Hessian: v = (1 - 1/2) 8 = 4, w = 15. Plain SGD would give 12."""
@@ -48,15 +53,45 @@ def test_two_steps_begin_at_w_and_not_at_the_adapted_model():
     assert server_value(play) == 14.0625
 
 
-def test_the_hessian_by_differences_on_a_curved_loss():
+@pytest.mark.parametrize(("variant", "error"), [("exact", 1e-12), ("hessian_free", 1e-9)])
+def test_the_hessian_of_a_curved_loss(variant, error):
     """f = (bh - a)^2/2 at b = 2, h = 1, a = 1: r = bh - a = 1, grad = (r h, r b) = (1, 2);
     alpha = 1/4: b~ = 1.75, h~ = 0.5, r~ = -0.125, v = (-0.0625, -0.21875).
     H = [[h^2, r + bh], [r + bh, b^2]] = [[1, 3], [3, 4]], Hv = (-0.71875, -1.0625),
     v - alpha Hv = (0.1171875, 0.046875). lr = 1. Central differences err by delta^2 |v|^3."""
-    method = perfedavg(alpha=0.25, lr=1.0, delta=1e-4)
+    method = perfedavg(variant, alpha=0.25, lr=1.0, delta=1e-4)
     play = Play(method, product(2.0, 1.0), rows(1.0)).round()
     got = [server_value(play, k) for k in ("body.weight", "head.weight")]
-    assert got == pytest.approx([2 - 0.1171875, 1 - 0.046875], abs=1e-9)
+    assert got == pytest.approx([2 - 0.1171875, 1 - 0.046875], abs=error)
+
+
+def test_a_relu_that_switches_does_not_inflate_the_exact_product():
+    """f = (h relu(b) - a)^2/2 at b = 1e-4, h = 1, a = 1, alpha = 1/4, lr = 1: r = -0.9999 and
+    grad = (r h, r b), so b~ = 0.250075, h~ = 1.00002..., v = (r~ h~, r~ b~). To the right of b = 0
+    H = [[h^2, r + bh], [r + bh, b^2]]. The difference reaches b - delta v < 0, where the gradient
+    in b is 0: it is off by about r h / (2 delta) = 500."""
+    b, h, a, alpha = 1e-4, 1.0, 1.0, 0.25
+    r = b * h - a
+    b_, h_ = b - alpha * r * h, h - alpha * r * b
+    v = ((b_ * h_ - a) * h_, (b_ * h_ - a) * b_)
+    hv = (h * h * v[0] + (r + b * h) * v[1], (r + b * h) * v[0] + b * b * v[1])
+    expected = [b - (v[0] - alpha * hv[0]), h - (v[1] - alpha * hv[1])]
+    ends = {}
+    for variant in ("exact", "hessian_free"):
+        net = Net((1,), body=nn.Sequential(linear([b]), nn.ReLU()), head=linear([h]))
+        play = Play(perfedavg(variant, alpha=alpha, lr=1.0), net, rows(a)).round()
+        ends[variant] = [server_value(play, k) for k in ("body.0.weight", "head.weight")]
+    assert ends["exact"] == pytest.approx(expected, abs=1e-9)
+    assert abs(ends["hessian_free"][0] - expected[0]) > 10
+    assert PerFedAvg().variant == "exact"
+
+
+def test_attention_has_a_second_derivative():
+    """torch's fused attention has none, and the transformer uses it everywhere else."""
+    net = build_model("cct7_3x1", (1, 8, 8), 3, seed=0)
+    data = ClientData(Table(torch.rand(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])), None, None, 3)
+    method = PerFedAvg(opt=Opt(lr=0.01, batch=4))
+    assert finite(run(Program(method, net, 1), Tables([data]), rounds=1).server)
 
 
 def test_the_step_before_a_test_is_plain_and_of_size_alpha():
@@ -155,7 +190,7 @@ class Push(Term):
         return {k: v + 4 for k, v in g.items()}
 
 
-@pytest.mark.parametrize(("variant", "w"), [("hessian_free", 14.5), ("first_order", 13.0)])
+@pytest.mark.parametrize(("variant", "w"), [("exact", 14.5), ("first_order", 13.0)])
 def test_gradient_corrections_are_of_v_alone(variant, w):
     """w = 16, a = 0: w~ = 8 as without it (6 if the inner gradient were corrected), v = 8 + 4.
     First order: 16 - 12/4 = 13; with the Hessian 16 - 6/4."""
@@ -188,7 +223,7 @@ def test_random_layers_do_not_turn_the_difference_into_noise():
 
 def test_running_statistics_follow_w_and_not_the_probes():
     """One step passes D through w and D' through w~; the two probes of H count for nothing."""
-    for variant in ("first_order", "hessian_free"):
+    for variant in VARIANTS:
         method = PerFedAvg(variant=variant, opt=Opt(lr=0.1, batch=64))
         played = run(Program(method, mlp(norm=True), 1), tables(9), rounds=1)
         assert int(played.server[METHOD]["body.1.num_batches_tracked"]) == 2
@@ -198,14 +233,14 @@ def test_alpha_0_is_fedavg_with_equal_weights():
     """Bit for bit: the inner gradient is thrown away and moves no batch order."""
     opt, data = Opt(lr=0.1, batch=3, epochs=2, momentum=0.5), tables(7, 10)
     plain = FedAvg(opt=opt, weighting="uniform")
-    for variant in ("first_order", "hessian_free"):
+    for variant in VARIANTS:
         meta = PerFedAvg(alpha=0.0, variant=variant, adapt_steps=0, opt=opt)
         ends = [run(Program(m, mlp(), 2), data, rounds=3).server[METHOD] for m in (plain, meta)]
         assert same(*ends)
 
 
 @pytest.mark.parametrize("term", ["dbe", "fedbr", "proximal(mu=0.1)", "control_variates"])
-@pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_composes(term, variant):
     method = parse_method(f"perfedavg(variant={variant}) + {term}")
     program = Program(replace(method, opt=Opt(lr=0.1, batch=4)), mlp(norm=True), 2)
@@ -213,7 +248,7 @@ def test_composes(term, variant):
     assert finite(played.server)
 
 
-@pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"delta": 0.0}, {"variant": "exact"}])
+@pytest.mark.parametrize("wrong", [{"alpha": -1.0}, {"delta": 0.0}, {"variant": "third_order"}])
 def test_bad_values(wrong):
     with pytest.raises(BadInput):
         PerFedAvg(**wrong)

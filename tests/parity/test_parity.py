@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ sys.path.append(str(ROOT))
 
 from fedloom.core.net import Net  # noqa: E402
 from fedloom.errors import BadInput  # noqa: E402
-from reproduce.parity import harness, page  # noqa: E402
+from reproduce.parity import compare, harness, page  # noqa: E402
 
 METHODS = harness.comparisons()
 WRONG = [(name, wrong) for name in METHODS for wrong in harness.comparison(name).wrong]
@@ -104,3 +105,68 @@ def test_a_copied_module_has_the_nets_weights_and_is_trained_alone():
     with torch.no_grad():
         copied.head.bias += 1
     assert not torch.equal(copied.head.bias, net.tree()["head.bias"])
+
+
+# ------------------------------------------------------------------ with a program of ours
+
+
+PROGRAM = """
+import parity_absent
+def scaled(trees, factor):
+    return [{k: factor * v for k, v in tree.items()} for tree in trees]
+"""
+
+
+def nothing_absent():
+    """parity_absent, which the program imports, is empty."""
+    harness.empty_module("parity_absent")
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """Where a comparison writes, and the folder of a program that answers as fedloom does."""
+    monkeypatch.setattr(compare, "RESULTS", tmp_path)
+    monkeypatch.setattr(compare, "REFERENCE", tmp_path)
+    monkeypatch.setattr(harness, "REFERENCE", tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "parity_program", raising=False)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "parity_program.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def against(factor: float) -> harness.Parity:
+    """FedPAC against the program in the folder `code`, which answers `factor` times fedloom's."""
+    parity = harness.comparison("fedpac")
+
+    def theirs(recorded: harness.Recorded) -> list[harness.Tree]:
+        from parity_program import scaled
+
+        print("the program prints")
+        return scaled(parity.ours(recorded), factor)
+
+    return replace(parity, theirs=theirs, folder="code", patches=(nothing_absent,))
+
+
+def test_a_comparison_is_printed_and_stored(written, capsys):
+    compare.compare("fedpac", against(1.0), written)
+    stored = json.loads((written / "fedpac.json").read_text())
+    assert stored["largest"] == 0
+    assert stored["patches"] == {"nothing_absent": nothing_absent.__doc__}
+    assert list(stored["files"]) == ["code/parity_program.py"]
+    assert stored["differences"]["client 2/weights"] == [0, 0, 0, None]  # not in the last round
+    assert len(harness.reference("fedpac")) == 4
+    output = capsys.readouterr().out
+    assert "patch nothing_absent" in output
+    assert "the program prints" not in output
+
+
+def test_a_disagreement_is_not_stored(written):
+    with pytest.raises(BadInput, match="nothing was written"):
+        compare.compare("fedpac", against(1.001), written)
+    assert not list(written.glob("fedpac.*"))
+
+
+def test_a_folder_that_is_missing_is_named(written):
+    with pytest.raises(BadInput, match="clone JianXu95/FedPAC"):
+        compare.compare("fedpac", against(1.0), written / "code")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import fedloom as fl
+from fedloom.core.score import ClientScore
 from fedloom.errors import BadInput
-from fedloom.record import RoundRecord
+from fedloom.record import At, Headline, RoundRecord, Score
+from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.journal import read_records
 from fedloom.runs.watcher import RunView, Stop, Watcher
 from helpers import StopAt, fedloom, outcome
@@ -108,6 +112,38 @@ def test_a_run_stopped_early_is_a_run_of_so_many_rounds(method: str, tmp_path: P
     assert stopped.accuracy == short.accuracy
     assert (stopped.summary.rounds, stopped.summary.stopped) == (2, "round 2 is enough")
     assert json.loads((out / "summary.json").read_text())["stopped"] == "round 2 is enough"
+
+
+def test_early_stop_ends_a_training_that_no_longer_improves(tmp_path: Path) -> None:
+    """Ends two evaluations after the best one, and is then a run of so many rounds."""
+    settings = {**SETTINGS, "eval_every": 1, "lr": 1e-12}  # every round is as good as the first
+    stopped = fl.run("fedavg", rounds=9, early_stop=2, **settings, out=str(tmp_path / "run"))
+    assert stopped.summary.rounds == 3
+    assert stopped.summary.stopped.startswith("no evaluation after round 1 was better")
+    assert stopped.accuracy == fl.run("fedavg", rounds=3, **settings).accuracy
+    improving = {**SETTINGS, "eval_every": 1, "lr": 0.05}
+    assert fl.run("fedavg", rounds=4, early_stop=2, **improving).summary.rounds == 4
+
+
+def test_early_stop_looks_at_validation_rows_where_they_are_scored() -> None:
+    """Test accuracy rises from round to round, validation accuracy falls: round 1 was the best."""
+    at = At("received", "test", "personal", "clients")
+
+    def record(t: int, test: float, validation: float) -> RoundRecord:
+        scores = (_score(at, test), _score(replace(at, split="val"), validation))
+        headline = Headline(at, "accuracy", test)
+        return replace(template, round=t, scores=scores, headline=headline)
+
+    template = fl.run("fedavg", rounds=1, **SETTINGS).records[-1]
+    curve = [record(1, 0.1, 0.9), record(2, 0.2, 0.8), record(3, 0.3, 0.7)]
+    run = SimpleNamespace(records=curve)
+    assert EarlyStop(3).step(run, curve[-1]) is None
+    assert "round 1" in EarlyStop(2).step(run, curve[-1]).reason
+
+
+def _score(at: At, accuracy: float) -> Score:
+    scored = ClientScore(at.moment, at.split, 10, {"accuracy": accuracy}, at.model)
+    return Score.gathered(at.group, {0: scored})
 
 
 def test_a_stop_survives_a_kill_and_more_rounds_undo_it(tmp_path: Path) -> None:

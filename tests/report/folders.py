@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from fedloom.core.protocol import parse_protocol
 from fedloom.data import Partition
 from fedloom.data.partition.assignment import ClientRows
 from fedloom.record import (
@@ -27,7 +28,6 @@ from fedloom.record import (
     Summary,
 )
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import find_protocol
 from fedloom.runs.journal import line_of, write_record
 
 UP, DOWN, SECONDS = 2_000_000, 4_000_000, 2.0
@@ -75,7 +75,7 @@ def write_run(
     held = [ClientRows(np.array([i, 50 + partition])) for i in range(clients + len(joined))]
     divided = Partition(held, source="data", names=tuple(names))
     divided.save(path / "partition.json")
-    average = find_protocol(config.protocol).average
+    average = parse_protocol(config.protocol).average
     records = [_record(t, values, rows, average) for t, values in enumerate(curve, start=1)]
     for i, note in enumerate(notes[: len(records)]):
         records[i] = replace(records[i], notes={"fedpac": note})

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.core.method import Method
 from fedloom.core.protocol import Protocol
 from fedloom.core.score import ClientScore
 from fedloom.errors import BadInput
-from fedloom.methods.fedavg import FedAvg
-from fedloom.methods.fedavg_ft import FedAvgFT
 from fedloom.record import At, Chosen, RoundRecord, Score, Spread
 from fedloom.runs.choice import choose, curve_at, headline, newcomers
 from fedloom.runs.evaluation import ScoreSheet
@@ -35,8 +32,9 @@ def rounds(*accuracies: tuple[float, ...], at: At = RECEIVED) -> list[RoundRecor
     return [record(t, score(at, *a)) for t, a in enumerate(accuracies, start=1)]
 
 
-def judge(records: list[RoundRecord], method: Method | None = None, **protocol: Any) -> Chosen:
-    return choose(Protocol(**{"moment": "received", **protocol}), method or FedAvg(), records)
+def judge(records: list[RoundRecord], **protocol: Any) -> Chosen:
+    """By a protocol as a run settles it."""
+    return choose(Protocol(**{"moment": "received", **protocol}), records)
 
 
 # ------------------------------------------------------------------ one round
@@ -78,16 +76,16 @@ def test_scores_of_clients_are_gathered_by_model_moment_and_split():
 def test_the_headline_of_a_step_is_averaged_as_the_protocol_says():
     scores = [score(RECEIVED, 1.0, 0.5), score(At("trained", "test"), 0.0, 0.0)]
     for average, value in (("uniform", 0.75), ("samples", 0.625)):
-        number = headline(Protocol(average=average), FedAvg(), scores)
+        number = headline(Protocol(moment="received", average=average), scores)
         assert number is not None
         assert (number.at, number.value) == (RECEIVED, value)
-    assert headline(Protocol(moment="adapted"), FedAvg(), scores) is None
+    assert headline(Protocol(moment="adapted"), scores) is None
 
 
 def test_the_curve_of_a_method_that_adapts_at_the_end_is_of_what_clients_receive():
-    assert curve_at(Protocol(), FedAvgFT()) == RECEIVED
-    assert curve_at(Protocol(moment="trained"), FedAvgFT()) == At("trained", "test")
-    assert curve_at(Protocol(clients="new"), FedAvg()) == RECEIVED
+    assert curve_at(Protocol(moment="final")) == RECEIVED
+    assert curve_at(Protocol(moment="trained")) == At("trained", "test")
+    assert curve_at(Protocol(moment="adapted", clients="new")) == RECEIVED
 
 
 # ------------------------------------------------------------------ which round
@@ -135,6 +133,20 @@ def test_best_val_reports_the_test_score_of_that_round():
     ]
     found = judge(records, select="best_val")
     assert (found.value, found.rounds) == (pytest.approx(0.3), (2,))
+
+
+@pytest.mark.parametrize("model", ["personal", "global"])
+def test_on_shared_tests_the_clients_validation_rows_select(model):
+    """Validation at the clients 0.5, then 0.8: round 2, which has 0.3 on the shared sets."""
+    group = "shared tests" if model == "global" else "clients on shared tests"
+    shared = At("received", "test", model, group)
+    val = At("received", "val", model)
+    records = [
+        record(t, score(val, v, v), score(shared, a, a))
+        for t, v, a in ((1, 0.5, 0.9), (2, 0.8, 0.3))
+    ]
+    chosen = judge(records, select="best_val", on="shared", model=model)
+    assert (chosen.value, chosen.rounds) == (pytest.approx(0.3), (2,))
 
 
 def test_best_val_weighs_as_the_average_says():
@@ -187,13 +199,6 @@ def test_mean_of_the_five_best_of_fewer():
 # ------------------------------------------------------------------ which moment, whom
 
 
-def test_final_is_received_for_a_method_that_does_not_adapt():
-    """The journal has both; FedAvg never adapts, FedAvg-FT does."""
-    records = [record(3, score(RECEIVED, 0.1, 0.1), score(At("final", "test"), 0.9, 0.9))]
-    assert judge(records, FedAvg(), moment="final").value == pytest.approx(0.1)
-    assert judge(records, FedAvgFT(), moment="final").value == pytest.approx(0.9)
-
-
 @pytest.mark.parametrize(
     ("protocol", "expected"),
     [
@@ -202,8 +207,9 @@ def test_final_is_received_for_a_method_that_does_not_adapt():
         ({"moment": "adapted"}, 0.3),
         ({"moment": "received", "split": "val"}, 0.4),
         ({"on": "shared", "model": "global"}, 0.5),
-        ({"moment": "final", "clients": "new"}, 0.6),
+        ({"moment": "adapted", "clients": "new"}, 0.6),
         ({"moment": "received", "clients": "new"}, 0.7),
+        ({"on": "shared"}, 0.8),
     ],
 )
 def test_every_choice_reads_its_own_scores(protocol, expected):
@@ -215,6 +221,7 @@ def test_every_choice_reads_its_own_scores(protocol, expected):
         At("received", "test", "global", "shared tests"),
         At("adapted", "test", group="newcomers"),
         At("received", "test", group="newcomers"),
+        At("received", "test", group="clients on shared tests"),
     ]
     records = [record(1, *(score(at, i / 10, i / 10) for i, at in enumerate(keys, start=1)))]
     assert judge(records, **protocol).value == pytest.approx(expected)
@@ -232,7 +239,7 @@ def test_newcomers_are_reported_beside_the_result():
 
 
 def test_a_run_that_ended_before_its_final_models_is_judged_by_its_curve():
-    chosen = judge(CURVE, FedAvgFT(), moment="final")
+    chosen = judge(CURVE, moment="final")
     assert (chosen.at, chosen.value) == (RECEIVED, pytest.approx(0.4))
 
 

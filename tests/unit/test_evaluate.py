@@ -32,7 +32,7 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.program import Program
-from fedloom.core.protocol import PROTOCOLS, Protocol
+from fedloom.core.protocol import PROTOCOLS, Protocol, parse_protocol
 from fedloom.core.round import initial_server
 from fedloom.core.score import ClientScore
 from fedloom.core.server_optimizers import ServerOpt
@@ -49,7 +49,7 @@ from fedloom.methods.fedavg import FedAvg
 from fedloom.models.resnet import BasicBlock
 from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import Experiment, find_protocol
+from fedloom.runs.experiment import Experiment
 from fedloom.runs.runner import Runner
 from helpers import Table, digest, digits, mlp, table
 
@@ -107,13 +107,10 @@ def federation(clients: int = 2, shared: bool = True, val: bool = True) -> Feder
 
 
 def runner(protocol: str | Protocol, method: Method | None = None, **settings) -> Runner:
-    data = federation(2 + settings.get("newcomers", 0))
-    name = protocol if isinstance(protocol, str) else "fedloom"
-    config = RunConfig.checked({"rounds": 2, "protocol": name, **settings})
-    experiment = Experiment.build(config, method or Staged(), data, biased())
-    if isinstance(protocol, Protocol):
-        experiment = replace(experiment, protocol=protocol)
-    return Runner(experiment, Inline())
+    shared, val = settings.pop("shared", True), settings.pop("val", False)
+    data = federation(2 + settings.get("newcomers", 0), shared, val)
+    config = RunConfig.checked({"rounds": 2, "protocol": protocol, **settings})
+    return Runner(Experiment.build(config, method or Staged(), data, biased()), Inline())
 
 
 def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
@@ -264,8 +261,9 @@ def test_a_global_model_that_does_not_exist_is_refused_by_name(text, key):
     program = Program(parse_method(text), norm_net(), 2)
     name = program.method.name
     with pytest.raises(BadInput, match=rf"^{name} has no global model \('{key}' stays"):
-        Protocol(model="global").check(program)
-    Protocol(model="personal").check(program)
+        Protocol(model="global").settled(program, shared_tests=False)
+    either = Protocol(model="global_if_any", on="shared")
+    assert either.settled(program, shared_tests=True).model == "personal"
 
 
 @pytest.mark.parametrize(
@@ -273,19 +271,13 @@ def test_a_global_model_that_does_not_exist_is_refused_by_name(text, key):
 )
 def test_methods_with_a_global_model(text):
     program = Program(parse_method(text), norm_net(), 2)
-    Protocol(model="global").check(program)
-    PROTOCOLS["fedbr"].check(program)
+    settled = PROTOCOLS["fedbr"].settled(program, shared_tests=True)
+    assert (settled.model, settled.on) == ("global", "shared")
 
 
-def test_presets_refuse_before_anything_is_trained():
+def test_protocols_refuse_before_anything_is_trained():
     with pytest.raises(BadInput, match="fedper has no global model"):
-        runner("fedbr", parse_method("fedper"))
-
-
-def test_shared_tests_are_for_the_global_model():
-    program = Program(FedAvg(), biased(), 2)
-    with pytest.raises(BadInput, match="shared test sets are scored with the global model"):
-        Protocol(on="shared").check(program)
+        runner("fedbr(model=global)", parse_method("fedper"))
 
 
 # ------------------------------------------------------------------ presets
@@ -293,11 +285,11 @@ def test_shared_tests_are_for_the_global_model():
 EXPECTED = {
     "fedloom": MEAN["final"],
     "cohort": MEAN["trained"],
-    "dbe": POOLED["final"],
+    "dbe": MEAN["final"],
     "fedbr": (3 / 4 + 1 / 2) / 2,  # the global model says class 0 on the two shared sets
     "dualfed": MEAN["received"],
     "fedcr": MEAN["final"],
-    "fedpac": MEAN["trained"],
+    "fedpac": MEAN["adapted"],
 }
 
 
@@ -311,9 +303,11 @@ def test_every_preset_reports_its_own_number(name):
     ("name", "expected"),
     [
         ("fedloom", MEAN["received"]),
-        ("dbe", POOLED["received"]),
-        ("fedcr", MEAN["received"]),
-        ("fedpac", MEAN["trained"]),
+        ("dbe", MEAN["received"]),
+        ("dbe(average=samples)", POOLED["received"]),
+        ("fedcr(head_epochs=0)", MEAN["received"]),
+        ("fedcr", MEAN["final"]),
+        ("fedpac", MEAN["received"]),
     ],
 )
 def test_presets_on_a_method_that_does_not_adapt(name, expected):
@@ -322,27 +316,20 @@ def test_presets_on_a_method_that_does_not_adapt(name, expected):
 
 
 def test_what_the_presets_say():
-    """The papers' protocols: DBE tests all clients before local training, pools samples and takes
-    the best round; FedBR takes the mean of the five best of the global model on shared domains;
-    DualFed every client's best round after aggregation; FedCR the end after head-only epochs;
-    FedPAC after local training with everybody in the last round."""
-    changed = {
-        name: {k: v for k, v in vars(protocol).items() if v != getattr(Protocol(), k)}
-        for name, protocol in PROTOCOLS.items()
-    }
+    """The papers' protocols: DBE averages all clients before local training and takes the best
+    round; FedBR takes the mean of the five best of the global model on shared domains; DualFed
+    every client's best round after aggregation; FedCR the end after head-only epochs; FedPAC
+    personal models after local training or tuning, with everybody in the last round."""
+    changed = {name: str(protocol) for name, protocol in PROTOCOLS.items()}
     assert changed == {
-        "fedloom": {"also": ("trained",)},
-        "cohort": {"moment": "trained", "clients": "cohort"},
-        "dbe": {"select": "best_test", "average": "samples"},
-        "fedbr": {
-            "model": "global",
-            "moment": "received",
-            "on": "shared",
-            "select": "mean_of_five_best_test",
-        },
-        "dualfed": {"moment": "received", "select": "best_test_per_client"},
-        "fedcr": {},
-        "fedpac": {"moment": "trained", "full_last_round": True},
+        "fedloom": "fedloom",
+        "cohort": "fedloom(moment='trained', clients='cohort', also=())",
+        "dbe": "fedloom(select='best_test', newcomer_epochs=10)",
+        "fedbr": "fedloom(model='global_if_any', moment='received', on='shared_if_any',"
+        " select='mean_of_five_best_test')",
+        "dualfed": "fedloom(moment='received', select='best_test_per_client')",
+        "fedcr": "fedloom(head_epochs=10)",
+        "fedpac": "fedloom(moment='personalized', full_last_round=True)",
     }
     assert Protocol() == Protocol(
         model="personal",
@@ -352,12 +339,16 @@ def test_what_the_presets_say():
         on="clients",
         select="last",
         average="uniform",
+        also=("received", "trained"),
+        full_last_round=False,
+        head_epochs=0,
+        newcomer_epochs=None,
     )
 
 
 def test_an_unknown_preset_offers_the_nearest():
     with pytest.raises(UnknownName, match=r"unknown protocol 'fedpack'; did you mean 'fedpac'\?"):
-        find_protocol("fedpack")
+        parse_protocol("fedpack")
 
 
 # ------------------------------------------------------------------ when and on whom
@@ -459,7 +450,7 @@ def test_the_number_of_newcomers(moment, expected):
 
 def test_validation_is_scored_where_it_selects():
     """Received says class 0: validation 1 and 0, test as above."""
-    r = runner(Protocol(moment="received", select="best_val"), Staged(tunes=False))
+    r = runner(Protocol(moment="received", select="best_val"), Staged(tunes=False), val=True)
     summary = r.run()
     assert summary.accuracy == pytest.approx(MEAN["received"])
     assert summary.result.rounds == (1,)
@@ -467,7 +458,8 @@ def test_validation_is_scored_where_it_selects():
 
 
 def test_the_validation_split_can_be_the_number():
-    summary = runner(Protocol(moment="received", split="val"), Staged(tunes=False)).run()
+    protocol = Protocol(moment="received", split="val")
+    summary = runner(protocol, Staged(tunes=False), val=True).run()
     assert summary.accuracy == 0.5
 
 
@@ -510,7 +502,11 @@ def test_full_last_round_edits_the_schedule():
 @pytest.mark.parametrize(
     ("protocol", "data", "message"),
     [
-        ("fedbr", federation(shared=False), "the split made none; use split = 'shared_test'"),
+        (
+            "fedbr(on=shared)",
+            federation(shared=False),
+            "the split made none; use split = 'shared_test'",
+        ),
         (
             "fedloom",
             FederatedData(

@@ -165,7 +165,7 @@ def test_a_file_that_is_named_anew_takes_the_place_of_its_old_self(
         ("C:/nets/net.py:Net", Place("C:/nets/net.py", "Net")),
         ("a.b:resnet18(num_classes=10)", Place("a.b", "resnet18(num_classes=10)")),
         ("net.py:Net(name='a:b')", Place("net.py", "Net(name='a:b')")),
-        ("resnet18(weights='a:b')", None),
+        ("timm_encoder(name='a:b')", None),
         ("cnn4", None),
         ("net.py", None),
         ("net.py:", None),

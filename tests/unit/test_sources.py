@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import multiprocessing
 import os
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedloom.data import cache, hub, images
+from fedloom.data import cache, federate, hub, images
 from fedloom.data.hub import DOMAINNET10
 from fedloom.data.load import load, names
 from fedloom.data.source import Source
@@ -105,7 +106,7 @@ def test_digits_are_exact_in_uint8() -> None:
     assert source.x.dtype == np.uint8
     assert source.y.dtype == np.int64
     assert source.class_names == tuple("0123456789")
-    assert (source.mean, source.std) == ((0.5,), (0.5,))
+    assert source.normalize == "half"
     assert np.array_equal(source.x.reshape(-1, 64) / 15, load_digits().data)
 
 
@@ -168,17 +169,6 @@ def test_real_data_set(
     assert again.fingerprint == source.fingerprint
 
 
-@needs_data
-def test_channel_statistics_of_usps_leave_the_test_rows_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FEDLOOM_DATA", str(REAL))
-    source = load("usps", normalize="channel")
-    train = source.x[~source.official_test].astype(np.float64) / 255  # type: ignore[operator]
-    assert source.mean == pytest.approx((train.mean(),))
-    assert source.std == pytest.approx((train.std(),))
-
-
 # --- hub repositories that are absent here, by schema --------------------------------------------
 
 
@@ -196,19 +186,98 @@ def test_emnist_letters_a_to_j(mirror: Path) -> None:
     assert first.official_test.sum() == 10
 
 
-def test_emnist_by_class_has_writers(mirror: Path) -> None:
+def test_letters_in_one_expression(mirror: Path) -> None:
+    for split in ("train", "test"):
+        file = mirror / "emnist" / "letters" / f"{split}.parquet"
+        write_split(file, [0, 1, 2], "ABC", mode="L", size=(28, 28))
+    letters = load("emnist(subset=letters, classes=[C, A])")
+    assert (letters.name, len(letters), letters.class_names) == ("emnist", 4, ("C", "A"))
+    assert load("emnist(subset=letters, classes=C)").class_names == ("C",)
+    with pytest.raises(BadInput, match="takes only subset, classes, vocabulary, positions by name"):
+        load("emnist(letters)")
+
+
+def write_idx(file: Path, values: np.ndarray, zipped: bool = True) -> None:
+    """An IDX file: two zeros, 8 for bytes, the number of axes, their lengths, the bytes."""
+    head = bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">i4").tobytes()
+    content = head + values.astype(np.uint8).tobytes()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(content) if zipped else content)
+
+
+def write_emnist(folder: Path, train: int = 124, test: int = 62, zipped: bool = True) -> None:
+    for split, n in (("train", train), ("test", test)):
+        name, end = f"emnist-byclass-{split}", ".gz" if zipped else ""
+        pixels = np.arange(n * 784).reshape(n, 28, 28) % 256
+        write_idx(folder / f"{name}-images-idx3-ubyte{end}", pixels, zipped)
+        write_idx(folder / f"{name}-labels-idx1-ubyte{end}", np.arange(n) % 62, zipped)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_emnist_by_class_has_its_published_test_rows(mirror: Path, zipped: bool) -> None:
+    """As NIST publishes it: FedPAC's EMNIST, 62 characters in the order 0-9, A-Z, a-z."""
+    write_emnist(mirror / "emnist" / "gzip", zipped=zipped)
+    source = load("emnist")
+    assert (source.shape, len(source), source.classes) == ((1, 28, 28), 186, 62)
+    assert "".join(source.class_names[i] for i in (0, 9, 10, 35, 36, 61)) == "09AZaz"
+    assert source.official_test is not None
+    assert source.official_test.tolist() == [False] * 124 + [True] * 62
+    assert source.x[1, 0, 0, :3].tolist() == [16, 17, 18]  # 784 = 3 * 256 + 16
+    assert source.y[[10, 134]].tolist() == [10, 10]
+    assert load("emnist", classes=["a", "B"]).y.tolist() == [1, 0, 1, 0, 1, 0]
+    split = "fedpac(test_size=5, sharing=true)"
+    data = federate(source, "dominant(groups=emnist, size=10, sharing=true)", 3, split=split)
+    assert data.partition.packed.sizes.tolist() == [[10, 0, 5]] * 3
+
+
+def test_emnist_comes_from_the_hub_as_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    write_emnist(tmp_path / "snapshot")
+    asked = []
+
+    def download(repo: str, **options: str) -> str:
+        asked.append((repo, options["repo_type"]))
+        return str(tmp_path / "snapshot")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert len(load("emnist")) == 186
+    assert asked == [("Royc30ne/emnist-byclass", "dataset")]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda f: f.write_bytes(b"\x1f\x8b cut off"), "cannot read .*train-images.*; download"),
+        (lambda f: f.write_bytes(bytes([0, 0, 13, 1])), "it is no IDX file of bytes"),
+        (lambda f: f.write_bytes(b""), "cannot read .*train-images.*; download it again"),
+        (lambda f: f.unlink(), "no file emnist-byclass-train-images-idx3-ubyte.gz; put all four"),
+        (lambda f: write_idx(f, np.zeros((3, 28, 28))), "3 train images and 124 labels"),
+    ],
+)
+def test_damaged_idx_files(mirror: Path, spoil: Callable[[Path], object], sentence: str) -> None:
+    write_emnist(mirror / "emnist")
+    spoil(mirror / "emnist" / "emnist-byclass-train-images-idx3-ubyte.gz")
+    with pytest.raises(BadInput, match=sentence):
+        load("emnist")
+
+
+@pytest.mark.parametrize("name", ["femnist", "emnist"])
+def test_femnist_has_writers(mirror: Path, name: str) -> None:
+    """A folder `emnist` may hold the same characters in that repository's form."""
     import datasets
 
-    characters = [*map(str, range(10)), *map(chr, range(65, 91)), *map(chr, range(97, 123))]
     write_split(
-        mirror / "emnist" / "train.parquet",
+        mirror / name / "train.parquet",
         list(range(62)),
-        characters,
+        hub.CHARACTERS,
         label="character",
         mode="L",
         writer_id=([f"w{i % 5}" for i in range(62)], datasets.Value("string")),
     )
-    source = load("emnist")
+    source = load(name)
     assert source.classes == 62
     assert source.official_test is None
     assert source.user is not None
@@ -342,7 +411,7 @@ def test_ag_news_options(mirror: Path) -> None:
     source = load("ag_news", positions=2, vocabulary=4)
     assert (source.kind, source.vocabulary) == ("text", 4)
     assert source.x.tolist() == [[2, 3], [2, 1]]
-    assert (source.mean, source.std) == ((0.0,), (1.0,))
+    assert source.normalize == "none"
     with pytest.raises(BadInput, match="positions=0"):
         load("ag_news", positions=0)
 
@@ -361,14 +430,12 @@ def test_arrays_say_what_they_are() -> None:
     assert (text.x.dtype, text.vocabulary) == (np.int32, 6)
 
 
-def test_table_is_standardised_by_column() -> None:
-    """Columns 0 3 6 9 and 5 5 5 5: mean 4.5, deviation sqrt(11.25); a constant: by 1."""
-    x = np.array([[0, 5], [3, 5], [6, 5], [9, 5]])
-    source = load((x, [0, 0, 1, 1]))
-    assert source.mean == pytest.approx((4.5, 5.0))
-    assert source.std == pytest.approx((11.25**0.5, 1.0))
-    assert load((x, [0, 0, 1, 1]), normalize="none").std == (1.0,)
-    assert load((x, [0, 0, 1, 1]), normalize="half").mean == (0.5,)
+def test_normalisation_follows_from_the_kind_of_input() -> None:
+    pixels, numbers, y = np.zeros((2, 1, 3, 3), np.uint8), np.zeros((2, 3)), [0, 1]
+    assert load((pixels, y)).normalize == "half"
+    assert load((pixels / 255, y)).normalize == "channel"
+    assert load((numbers, y)).normalize == "channel"
+    assert load((numbers, y), normalize="site").normalize == "site"
 
 
 def test_string_and_sparse_labels_are_coded() -> None:
@@ -464,7 +531,7 @@ def test_csv(tmp_path: Path) -> None:
     assert source.user is not None
     assert source.user.tolist() == [0, 1, 0]
     assert source.domain_names == ("north", "south")
-    assert source.mean == pytest.approx((40, 1.5))
+    assert source.normalize == "channel"
 
 
 def test_parquet_with_another_label_column(tmp_path: Path) -> None:
@@ -532,7 +599,7 @@ def test_pickle_sends_the_path_only() -> None:
     assert len(sent) < 1_000
     back = pickle.loads(sent)
     assert isinstance(back.x, np.memmap)
-    assert (back.mean, back.name, back.path) == (mapped.mean, mapped.name, mapped.path)
+    assert (back.normalize, back.name, back.path) == ("half", mapped.name, mapped.path)
     assert np.array_equal(back.user, mapped.user)
     whole = pickle.loads(pickle.dumps(source))
     assert np.array_equal(whole.x, source.x)

@@ -45,8 +45,9 @@ hundred of those come out otherwise. Too rare for a trial to be sure to see it."
 def joinable(visit: Visit) -> bool:
     """Can this client be trained side by side with others, and nothing tell the difference?"""
     method, kind = visit.program.method, visit.down.plan.kind
-    hooks = ("loss", "local", "step") if kind == "train" else ("loss",)  # adapting steps plainly
-    phases = method.phases if kind == "train" else method.adapt
+    # Adapting steps plainly; head epochs begin from what `personalize` says.
+    hooks = ("loss", "local", "step") if kind == "train" else ("loss", "personalize")
+    phases = method.phases if kind == "train" else visit.program.adapt
     return (
         kind != "special"
         and all(_steps_alike(phase.over(method.opt).opt) for phase in phases)

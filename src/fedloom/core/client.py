@@ -7,8 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
+from fedloom.core.adaptation import adapt, adapted_model
 from fedloom.core.block import Block
-from fedloom.core.evaluate import FINAL, Ask, adapt, score_client
+from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
@@ -97,7 +98,7 @@ _Uploaded = tuple[State, tuple[ClientScore, ...]]
 
 
 def _train(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
-    scores = _measure(site, ask, "trained")
+    scores = _measure(site, ask, "trained", site.method.personalize)
     up: State = {}
     for part in site.method.parts:
         before = _marks(site.own)
@@ -115,20 +116,22 @@ def _special(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
 
 
 def _adapt(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
-    state = site.method.personalize(site)
+    state = adapted_model(site)
     site.own = kept | {FINAL + name: tree for name, tree in state.items()}
-    return {}, _measure(site, ask, "final")
+    return {}, _measure(site, ask, "final", lambda site: state)
 
 
 _UPLOADS = {"train": _train, "special": _special, "adapt": _adapt}
 """By a plan's kind: from a trained site to the upload; `kept` is what it had before training."""
 
 
-def _measure(site: Site, ask: Ask | None, moment: Moment) -> tuple[ClientScore, ...]:
+def _measure(
+    site: Site, ask: Ask | None, moment: Moment, model: Callable[[Site], State]
+) -> tuple[ClientScore, ...]:
     if ask is None or moment not in ask.moments:
         return ()
     with timed("evaluation"), rng_scope(*site.plan.key, site.cid, "evaluate", moment):
-        state = site.method.personalize(site)
+        state = model(site)
         return tuple(score_client(site.program, site.cid, site.data, state, moment, ask))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Generator, Tensor
@@ -51,6 +51,8 @@ class ClientData:
     test: Split | None
     classes: int
     """How many classes there are in the federation."""
+    shared_tests: Mapping[str, Split] = field(default_factory=dict)
+    """Test sets that belong to nobody, for protocols that test clients' models on them."""
 
     def split(self, name: str) -> Split | None:
         """`train`, `val` or `test` by name."""
@@ -101,7 +103,7 @@ def shared_test_id(i: int) -> int:
 def data_of(federation: Federation, cid: int) -> ClientData:
     """A client's data by id, or a shared test set by its id below zero."""
     if cid >= 0:
-        return federation.client(cid)
+        return replace(federation.client(cid), shared_tests=federation.shared_tests)
     split = _shared_test(federation, cid)
     return ClientData(split, None, split, federation.classes)
 

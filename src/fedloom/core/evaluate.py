@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedloom.core.adaptation import adapt, adapted_model, join
 from fedloom.core.data import ClientData, Split
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.method import Method
@@ -32,6 +35,8 @@ class Ask:
     moments: tuple[Moment, ...]
     splits: tuple[SplitName, ...] = ("test",)
     model: Literal["personal", "global"] = "personal"
+    shared: bool = False
+    """The test rows are not the client's own but those of the shared test sets."""
 
 
 def evaluate(visit: Visit, ask: Ask) -> tuple[ClientScore, ...]:
@@ -48,18 +53,29 @@ def evaluate(visit: Visit, ask: Ask) -> tuple[ClientScore, ...]:
 def score_client(
     program: Program, cid: int, data: ClientData, state: State, moment: Moment, ask: Ask
 ) -> list[ClientScore]:
-    """Scores of one state on the splits the client has, and of its single heads."""
+    """Scores of one state on the splits the client has, and of its single heads.
+
+    On shared test sets: the mean over the sets, which all count alike.
+    """
     scores: list[ClientScore] = []
+    net = program.net(cid)
     for name in ask.splits:
-        split = data.split(name)
-        if split is None or len(split) == 0:
+        on_shared = ask.shared and name == "test"
+        tests = data.shared_tests.values() if on_shared else [data.split(name)]
+        rows = [split for split in tests if split is not None and len(split) > 0]
+        if not rows:
             continue
-        by_model = score_rows(program, program.net(cid), split, state, ask.model)
+        by_rows = [score_rows(program, net, split, state, ask.model) for split in rows]
+        count = sum(len(split) for split in rows)
         scores += [
-            ClientScore(moment, name, len(split), metrics, model)
-            for model, metrics in by_model.items()
+            ClientScore(moment, name, count, _means([one[model] for one in by_rows]), model)
+            for model in by_rows[0]
         ]
     return scores
+
+
+def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: fmean(one[name] for one in metrics) for name in metrics[0]}
 
 
 @torch.no_grad()
@@ -101,20 +117,14 @@ def model_at(visit: Visit, moment: Moment, model: str = "personal") -> State:
             raise BadInput(f"client {visit.cid} has no final model; it has not been adapted yet")
         return place_state(final, visit.device)
     site = Site(visit)
-    if moment == "trained" or (moment == "adapted" and site.newcomer and not method.adapt):
+    if moment == "adapted":
+        (join if site.newcomer else adapt)(site)
+        return adapted_model(site)
+    if moment == "trained":
         method.local(site)
-    elif moment == "adapted":
-        adapt(site)
     return method.personalize(site)
 
 
 def kept_final(own: State) -> State:
     """The adapted model a client keeps, if it has one."""
     return {k.removeprefix(FINAL): t for k, t in own.items() if k.startswith(FINAL)}
-
-
-def adapt(site: Site) -> Site:
-    """The method's fine-tuning, with plain gradient steps."""
-    for phase in site.method.adapt:
-        site.fit(phase, plain=True)
-    return site

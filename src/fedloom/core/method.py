@@ -31,6 +31,9 @@ class Method(Term, frame=True):
 
     no_global: ClassVar[str] = ""
     """Why there is no global model, where that does not follow from the shared tensors."""
+    personal_model: ClassVar[bool] = False
+    """Clients hold unlike models although all tensors may leave them: a second model (Ditto), a
+    head that the server makes for each (FedPAC). What `shared` keeps need not be declared."""
     passes_on_average: ClassVar[bool] = False
     """An `aggregate` of its own returns every slice that the default one does, so that a server
     optimiser works; without this one is refused."""
@@ -77,19 +80,27 @@ class Method(Term, frame=True):
 
     @property
     def adapt(self) -> tuple[Phase, ...]:
-        """Fine-tuning before a test; stored only after the last round."""
+        """Fine-tuning before a test; stored only after the last round.
+
+        Only the program reads it: a protocol may put something else in its place.
+        """
         return ()
 
+    @property
+    def head_pattern(self) -> str:
+        """Pattern of the tensors that make a prediction of the features: what a protocol's
+        `head_epochs` train. Empty: none of them could be trained."""
+        return "head.*"
+
     def schedule(self, rounds: int) -> list[Plan]:
-        """Special rounds, rounds 1..T, special rounds, final adaptation."""
+        """Special rounds, rounds 1..T, special rounds."""
 
         def special(t: int, which: str) -> list[Plan]:
             owners = [f"{p.name}.{name}" for p in self.parts for name in getattr(p, which)]
             return [Plan(t, "special", owner, "all") for owner in owners]
 
-        last = [Plan(rounds + 1, "adapt", METHOD, "all")] if self.adapt else []
         training = [Plan(t) for t in range(1, rounds + 1)]
-        return [*special(0, "before"), *training, *special(rounds + 1, "after"), *last]
+        return [*special(0, "before"), *training, *special(rounds + 1, "after")]
 
     def shared_keys(self, net: Net) -> frozenset[str]:
         """Model keys that may leave a client: `shared` speaks for the net's and the method's

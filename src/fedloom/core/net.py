@@ -112,6 +112,12 @@ class Net(nn.Module):
         self._put(name, module, self.reads[name] if reads is None else self._known(reads))
         return self
 
+    def reconnect(self, name: str, reads: str) -> Net:
+        """Have a stage read another one, with the module and the weights it has."""
+        self.reads[self._known(name)] = self._known(reads)
+        self._forget()
+        return self
+
     @contextmanager
     def adding_for(self, owner: str) -> Iterator[None]:
         """Stages added inside belong to this part."""

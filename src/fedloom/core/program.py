@@ -13,6 +13,7 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import OPTIMIZER
+from fedloom.core.phase import Phase, tuning
 from fedloom.core.rng import generator, rng_scope
 from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.settings import SERVER_KEYS
@@ -25,8 +26,12 @@ class Program:
     """What is the same in every process of a run: method, nets, task, seed, number of clients.
 
     Several nets are dealt to the clients in turn (methods that exchange no weights allow unlike
-    bodies); the shared tensors must then agree in shape.
+    bodies); the shared tensors must then agree in shape. `head_epochs` and `newcomer_epochs` are
+    the protocol's: how clients get ready for their tests.
     """
+
+    adapt: tuple[Phase, ...]
+    """Fine-tuning before a test: the method's, or what the protocol puts in its place."""
 
     def __init__(
         self,
@@ -35,8 +40,12 @@ class Program:
         clients: int,
         seed: int = 0,
         task: Task | None = None,
+        *,
+        head_epochs: int = 0,
+        newcomer_epochs: int | None = None,
     ) -> None:
         self.method, self.clients, self.seed = method, clients, seed
+        self.head_epochs, self.newcomer_epochs = head_epochs, newcomer_epochs
         self.task: Task = task or Classification()
         check_composition(method)
         self.nets = [copy.deepcopy(n) for n in ([nets] if isinstance(nets, Net) else nets)]
@@ -53,6 +62,7 @@ class Program:
         with naming_hooks("before the run"):
             self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()
+        self.adapt = self._head_tuning() if head_epochs else method.adapt
 
     def net(self, cid: int) -> Net:
         """The client's network."""
@@ -63,9 +73,11 @@ class Program:
         return self._shared[cid % len(self.nets)]
 
     def schedule(self, rounds: int) -> list[Plan]:
-        """The run, as a list of plans."""
+        """The run, as a list of plans: the method's, then the final adaptation if there is one."""
         with naming_hooks("before the run"):
             plans = self.method.schedule(rounds)
+        if self.adapt:
+            plans = [*plans, Plan(rounds + 1, "adapt", METHOD, "all")]
         return [replace(p, seed=self.seed, clients=self.clients) for p in plans]
 
     def cohort(
@@ -101,6 +113,31 @@ class Program:
         needed = {k for k in net.keys if stage_of(k) in path and net.owner[stage_of(k)] == METHOD}
         personal = sorted(needed - shared)
         return f"{personal[0]!r} stays with the clients" if personal else ""
+
+    def keeps_personal_model(self) -> bool:
+        """Do clients hold unlike models: own parameters, or a model made for each of them?
+
+        Of a term's stages only those count that a prediction passes through.
+        """
+        if self.method.personal_model:
+            return True
+        net, shared = self.nets[0], self._shared[0]
+        path = set(net.path_to(net.logits))
+        return any(
+            stage_of(k) in path or net.owner[stage_of(k)] == METHOD for k in net.params - shared
+        )
+
+    def _head_tuning(self) -> tuple[Phase, ...]:
+        """The protocol's epochs of the head alone."""
+        heads = self.method.head_pattern
+        for net in self.nets:
+            if not net.match(heads) & net.params:
+                raise BadInput(
+                    f"{self.method.name} makes its predictions without a head that could be"
+                    f" trained, so head_epochs = {self.head_epochs} has no meaning; set"
+                    " head_epochs=0"
+                )
+        return tuning(heads, self.head_epochs)
 
     def _check_nets(self) -> None:
         first = self.nets[0]

@@ -3,75 +3,211 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from fedloom.core.method import Method
-from fedloom.core.program import Program
-from fedloom.core.score import Moment, SplitName
-from fedloom.errors import BadInput
+from fedloom.core.score import Moment
+from fedloom.errors import BadInput, UnknownName, suggestion
+from fedloom.expression import Call, parse_one
+
+if TYPE_CHECKING:  # a run's configuration reads protocols, and must not import torch
+    from fedloom.core.program import Program
+
+ModelChoice = Literal["personal", "global", "global_if_any"]
+MomentChoice = Literal["received", "trained", "adapted", "final", "personalized"]
+ClientsChoice = Literal["all", "cohort", "new"]
+SplitChoice = Literal["test", "val"]
+RowsChoice = Literal["clients", "shared", "shared_if_any"]
+SelectChoice = Literal[
+    "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
+]
+AverageChoice = Literal["uniform", "samples"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "model": get_args(ModelChoice),
+    "moment": get_args(MomentChoice),
+    "clients": get_args(ClientsChoice),
+    "split": get_args(SplitChoice),
+    "on": get_args(RowsChoice),
+    "select": get_args(SelectChoice),
+    "average": get_args(AverageChoice),
+}
+_LEAST_EPOCHS = {"head_epochs": 0, "newcomer_epochs": 1}
 
 
 @dataclass(frozen=True)
 class Protocol:
     """How a run is judged.
 
-    `moment`: the model as *received*, after local training (*trained*), after the method's
-    fine-tuning (*adapted*), or *final*: what a client ends up with, which is adapted once at the
-    end for methods that adapt and as received for the others. `also`: moments to log beside it.
-    `select`: which round is the result; choices that look at test rows say so in their name.
+    >>> parse_protocol("fedpac(moment=received)").full_last_round
+    True
     """
 
-    model: Literal["personal", "global"] = "personal"
-    moment: Moment = "final"
-    clients: Literal["all", "cohort", "new"] = "all"
-    split: Literal["test", "val"] = "test"
-    on: Literal["clients", "shared"] = "clients"
-    select: Literal[
-        "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
-    ] = "last"
-    average: Literal["uniform", "samples"] = "uniform"
-    also: tuple[Moment, ...] = ()
+    model: ModelChoice = "personal"
+    """The client's own model, the averaged one, or *global_if_any*: the averaged one where the
+    method has one, else the client's own."""
+    moment: MomentChoice = "final"
+    """The model as *received*; after the round's local training (*trained*); after fine-tuning, on
+    a copy in any round (*adapted*); what a client ends up with (*final*: fine-tuned once, at the
+    end, where there is fine-tuning, else as received). *personalized* is adapted where there is
+    fine-tuning, trained where clients keep something personal, received where all hold the same
+    model."""
+    clients: ClientsChoice = "all"
+    """Everybody, this round's participants, or clients that never trained."""
+    split: SplitChoice = "test"
+    """Which rows are the result; validation rows are scored beside it wherever there are any."""
+    on: RowsChoice = "clients"
+    """Each client's own rows, test sets that belong to nobody, or (*shared_if_any*) these where the
+    split made some."""
+    select: SelectChoice = "last"
+    """Which round is the result; choices that look at test rows say so in their name."""
+    average: AverageChoice = "uniform"
+    """Clients alike, or by their number of rows."""
+    also: tuple[Moment, ...] = ("received", "trained")
+    """Moments that are logged beside it; `none` logs only what the result and its curve need."""
     full_last_round: bool = False
+    """Everybody takes part in the last round."""
+    head_epochs: int = 0
+    """Before the final test every client trains only its head so many epochs, in place of the
+    method's own fine-tuning; 0: what the method does."""
+    newcomer_epochs: int | None = None
+    """Epochs that a client which never trained trains before its test; none: as the others."""
 
-    def moment_of(self, method: Method) -> Moment:
-        """`final` is `received` for a global model and for a method that does not adapt."""
-        settled = self.model == "global" or not method.adapt  # nobody adapts a global model
-        return "received" if self.moment == "final" and settled else self.moment
-
-    @property
-    def splits(self) -> tuple[SplitName, ...]:
-        """Splits to score: the reported one, and validation where it selects."""
-        if self.select == "best_val" and self.split != "val":
-            return (self.split, "val")
-        return (self.split,)
-
-    def check(self, program: Program) -> None:
-        """Refuse what this method cannot answer."""
-        if self.model == "global" and (why := program.global_model_missing()):
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            _check_word(name, getattr(self, name), choices)
+        object.__setattr__(self, "also", _moments(self.also))
+        if not isinstance(self.full_last_round, bool):
             raise BadInput(
-                f"{program.method.name} has no global model ({why}); use a protocol with"
-                " model='personal'"
+                f"protocol: full_last_round = {self.full_last_round!r} is neither true nor false"
             )
-        if self.on == "shared" and self.model != "global":
-            raise BadInput("shared test sets are scored with the global model; set model='global'")
+        for name, least in _LEAST_EPOCHS.items():
+            _check_epochs(name, getattr(self, name), least)
+        if self.on == "shared" and self.split != "test":
+            raise BadInput("protocol: shared test sets have no validation rows; leave out split")
+        if self.on == "shared" and self.clients == "new":
+            raise BadInput(
+                "protocol: clients=new tests new participants on their own rows; set on=clients"
+            )
+
+    def __str__(self) -> str:
+        """The expression that reads back to the same protocol."""
+        differing = {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
+        }
+        return str(Call("fedloom", (), differing))
+
+    def settled(self, program: Program, shared_tests: bool) -> Protocol:
+        """The same in terms of one method and its data: *if_any*, *final* and *personalized*
+        become what they stand for there; what the method cannot answer is refused."""
+        model = self._settled_model(program)
+        on = self.on
+        if on == "shared_if_any":
+            on = "shared" if shared_tests and self.clients != "new" else "clients"
+        moment = self._settled_moment(program, model)
+        return replace(self, model=model, on=on, moment=moment)
+
+    def _settled_model(self, program: Program) -> Literal["personal", "global"]:
+        if self.model == "personal":
+            return "personal"
+        missing = program.global_model_missing()
+        if not missing:
+            if self.head_epochs:
+                raise BadInput(
+                    f"head_epochs = {self.head_epochs} trains heads of the clients, and this"
+                    " protocol tests the global model; set model=personal, or head_epochs=0"
+                )
+            return "global"
+        if self.model == "global":
+            raise BadInput(
+                f"{program.method.name} has no global model ({missing}); use a protocol with"
+                " model=personal or model=global_if_any"
+            )
+        return "personal"
+
+    def _settled_moment(self, program: Program, model: str) -> Moment:
+        if self.clients == "new":
+            return "received" if self.moment == "received" else "adapted"
+        if model == "global":
+            if self.moment in ("trained", "adapted"):
+                raise BadInput(
+                    f"a global model is tested as received, and moment={self.moment} is of the"
+                    " clients' own models; set model=personal"
+                )
+            return "received"
+        if self.moment == "final":
+            return "final" if program.adapt else "received"
+        if self.moment == "personalized":
+            if program.adapt:
+                return "adapted"
+            return "trained" if program.keeps_personal_model() else "received"
+        return self.moment
+
+
+def _check_word(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = suggestion(str(value), choices)
+        raise BadInput(f"protocol: {name} = {value!r} is unknown{near}")
+
+
+def _check_epochs(name: str, value: object, least: int) -> None:
+    if value is None and name == "newcomer_epochs":
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise BadInput(f"protocol: {name} = {value!r} is not a number of epochs, {least} or more")
+
+
+def _moments(also: object) -> tuple[Moment, ...]:
+    """The moments of `also` as they may be written: a list, one word, or none."""
+    listed: Any = () if also is None else (also,) if isinstance(also, str) else also
+    if not isinstance(listed, tuple | list):
+        raise BadInput(f"protocol: also = {also!r} is no list of moments; write also=[trained]")
+    for moment in listed:
+        _check_word("also", moment, get_args(Moment))
+    return tuple(listed)
 
 
 PROTOCOLS: Mapping[str, Protocol] = {
-    "fedloom": Protocol(also=("trained",)),
-    # Only who took part, on the model just trained: no round visits all of many clients.
-    "cohort": Protocol(moment="trained", clients="cohort"),
-    # Before local training, all clients, samples pooled, best round on test, fine-tuning methods
-    # after fine-tuning.
-    "dbe": Protocol(select="best_test", average="samples"),
-    # The aggregated model on shared test domains, mean of the five best evaluations.
+    "fedloom": Protocol(),
+    # Only who took part, on the model just trained: no round visits all of many clients, and no
+    # message is sent for a test alone.
+    "cohort": Protocol(moment="trained", clients="cohort", also=()),
+    # Section 5.1: clients averaged alike, before local training; FedBABU and Per-FedAvg after
+    # fine-tuning. Appendix D.4: new participants train ten epochs.
+    "dbe": Protocol(select="best_test", newcomer_epochs=10),
+    # Table 1: the aggregated model on shared test domains, mean of the five best evaluations; of
+    # Local, which aggregates nothing, the clients' models. PACS has no shared tests (Table 13).
     "fedbr": Protocol(
-        model="global", moment="received", on="shared", select="mean_of_five_best_test"
+        model="global_if_any",
+        moment="received",
+        on="shared_if_any",
+        select="mean_of_five_best_test",
     ),
-    # After aggregation, every client's own best round.
+    # Section 5.3: after aggregation, every client's own best round.
     "dualfed": Protocol(moment="received", select="best_test_per_client"),
-    # All clients after the final head-only epochs.
-    "fedcr": Protocol(),
-    # After local training; everybody takes part in the last round.
-    "fedpac": Protocol(moment="trained", full_last_round=True),
+    # Section 6.1: everybody trains its head for ten epochs before the final test.
+    "fedcr": Protocol(head_epochs=10),
+    # Tables 1 and 4: FedAvg as received and FedAvg-FT after tuning, personal models after local
+    # training; everybody takes part in the last round.
+    "fedpac": Protocol(moment="personalized", full_last_round=True),
 }
+
+
+def parse_protocol(text: str) -> Protocol:
+    """A protocol from its expression: a preset, and the fields that differ from it.
+
+    >>> parse_protocol("dbe(average=samples, also=none)").average
+    'samples'
+    """
+    call = parse_one(text)
+    if call.name not in PROTOCOLS:
+        raise UnknownName("protocol", call.name, PROTOCOLS)
+    if call.args:
+        raise BadInput(f"protocol {text!r}: write fields by name, for instance moment=received")
+    known = [field.name for field in fields(Protocol)]
+    for name in call.kwargs:
+        if name not in known:
+            raise BadInput(f"protocol {call.name!r} has no field {name!r}{suggestion(name, known)}")
+    return replace(PROTOCOLS[call.name], **call.kwargs)

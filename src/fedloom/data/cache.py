@@ -22,7 +22,7 @@ import numpy as np
 
 from fedloom.errors import BadInput
 
-FORMAT = 2  # part of every key: raise it when decoding or the layout changes
+FORMAT = 3  # part of every key: raise it when decoding or the layout changes
 META = "meta.json"
 
 

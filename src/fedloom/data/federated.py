@@ -15,11 +15,12 @@ from torch import Generator, Tensor
 from fedloom.core.data import ClientData
 from fedloom.data.augment import Augmentation, augmentation
 from fedloom.data.load import load
+from fedloom.data.normalization import AS_IS, HALF, Normalize, Scaling
 from fedloom.data.partition.assignment import ClientRows, Partition, SplitName
 from fedloom.data.partition.draw import Ints
 from fedloom.data.partition.registry import partitioner
 from fedloom.data.shift import apply
-from fedloom.data.source import Kind, Normalize, Source, as_array
+from fedloom.data.source import Kind, Source, as_array
 from fedloom.data.split import Dealer, Divided, splits
 from fedloom.errors import BadInput, PartitionError
 from fedloom.expression import parse_one
@@ -133,9 +134,8 @@ class FederatedData:
         if not 0 <= cid < len(self):
             raise BadInput(f"there is no client {cid}; ids go from 0 to {len(self) - 1}")
         rows, maps = self.partition.clients[cid], self.partition.label_maps
-        train, val, test = (
-            self._split(r, None if maps is None else maps[cid]) if len(r) else None for r in rows
-        )
+        label_map, inputs = None if maps is None else maps[cid], self._inputs_of(cid)
+        train, val, test = (self._split(r, label_map, inputs) if len(r) else None for r in rows)
         assert train is not None  # the constructor refuses clients without training rows
         return ClientData(train, val, test, self.classes)
 
@@ -146,7 +146,25 @@ class FederatedData:
     @property
     def shared_tests(self) -> Mapping[str, Rows]:
         """Test sets that belong to no client, by name."""
-        return {name: self._split(rows, None) for name, rows in self.partition.shared.items()}
+        shared = self.partition.shared
+        return {name: self._split(rows, None, self._inputs) for name, rows in shared.items()}
+
+    def scaling(self, cid: int | None = None) -> Scaling:
+        """The mean and deviation that a client's inputs are normalised by, in all of its splits;
+        for None those of the test sets that belong to no client.
+
+        They are measured over training rows only: of all clients for `normalize="channel"`, of the
+        client for `"site"` (of all clients for a test set that belongs to none).
+        """
+        how = self.source.normalize
+        if how in ("half", "none"):
+            return HALF if how == "half" else AS_IS
+        if how == "channel" or cid is None:
+            return self._common_scaling
+        if cid not in self._site_scalings:
+            train = self.partition.clients[cid].train
+            self._site_scalings[cid] = Scaling.over(self.source.x, train)
+        return self._site_scalings[cid]
 
     def counts(self, split: SplitName | None = None) -> Ints:
         """Samples of each client and class, of one split or of all. [N, K]"""
@@ -154,23 +172,49 @@ class FederatedData:
 
     def shared(self) -> FederatedData:
         """The same with its arrays in memory-mapped files: cheap to send to other processes."""
-        return replace(self, source=self.source.memory_mapped())
+        return _rebuild(self.source.memory_mapped(), *self._besides_source)
 
     def in_memory(self) -> FederatedData:
         """The same with its arrays in memory: for machines that do not see the files."""
-        return replace(self, source=self.source.in_memory())
+        return _rebuild(self.source.in_memory(), *self._besides_source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return FederatedData, (self.source, self.partition, self.augment)
+        return _rebuild, (self.source, *self._besides_source)
+
+    @property
+    def _besides_source(self) -> tuple[Partition, str | None, Scaling | None]:
+        """What a copy of this data needs beside the rows, so that it measures nothing again."""
+        common = self._common_scaling if self.source.normalize == "channel" else None
+        return self.partition, self.augment, common
+
+    @cached_property
+    def _common_scaling(self) -> Scaling:
+        trains = [client.train for client in self.partition.clients]
+        return Scaling.over(self.source.x, np.unique(np.concatenate(trains)))
+
+    @cached_property
+    def _site_scalings(self) -> dict[int, Scaling]:
+        """Of the clients that were asked for."""
+        return {}
 
     @cached_property
     def _inputs(self) -> Inputs:
-        return Inputs.of(self.source, self.augment)
+        """Of the test sets that belong to no client."""
+        return Inputs.of(self.source, self.scaling(), self.augment)
 
-    def _split(self, rows: Ints, label_map: Ints | None) -> Rows:
+    def _inputs_of(self, cid: int) -> Inputs:
+        if self.source.normalize != "site":
+            return self._inputs
+        return self._raw_inputs.scaled(self.scaling(cid))
+
+    @cached_property
+    def _raw_inputs(self) -> Inputs:
+        return Inputs.of(self.source, AS_IS, self.augment)
+
+    def _split(self, rows: Ints, label_map: Ints | None, inputs: Inputs) -> Rows:
         y = np.asarray(self.source.y)[rows]
         labels = y if label_map is None else label_map[y]
-        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), self._inputs)
+        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,20 +227,19 @@ class Inputs:
     augment: Augmentation | None
 
     @classmethod
-    def of(cls, source: Source, augment: str | None) -> Inputs:
-        """Inputs of a source: `x * scale + offset` is its normalisation in one go."""
+    def of(cls, source: Source, scaling: Scaling, augment: str | None) -> Inputs:
+        """Inputs of a source, normalised by a mean and deviation."""
         with warnings.catch_warnings():
             # A memory map is read-only on purpose, and this tensor is only read.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             x = torch.from_numpy(source.x)
-        per_channel = (-1, *[1] * (x.ndim - 2))
-        std = torch.tensor(source.std).view(per_channel)
-        unit = 255.0 if x.dtype == torch.uint8 else 1.0
-        scale, offset = 1 / (unit * std), -torch.tensor(source.mean).view(per_channel) / std
         steps = None if augment is None else augmentation(augment)
-        if scale.numel() == offset.numel() == 1:
-            return cls(x, scale.item(), offset.item(), steps)
-        return cls(x, scale, offset, steps)
+        return cls(x, *scaling.factors(x), steps)
+
+    def scaled(self, scaling: Scaling) -> Inputs:
+        """The same rows, which are not copied, normalised by another mean and deviation."""
+        scale, offset = scaling.factors(self.x)
+        return replace(self, scale=scale, offset=offset)
 
     def __call__(self, rows: Tensor, gen: Generator | None) -> Tensor:
         x = self.x.index_select(0, rows)
@@ -226,6 +269,16 @@ class Rows:
     def x(self, idx: Tensor, gen: Generator | None = None) -> Tensor:
         """The network's input for rows `idx`; with a generator, augmented."""
         return self._inputs(self._rows.index_select(0, idx), gen)
+
+
+def _rebuild(
+    source: Source, partition: Partition, augment: str | None, common: Scaling | None
+) -> FederatedData:
+    """A copy of data, with what was measured over all training rows."""
+    data = FederatedData(source, partition, augment)
+    if common is not None:
+        data.__dict__["_common_scaling"] = common  # where the cached property keeps it
+    return data
 
 
 def _own_arrays(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:

@@ -7,6 +7,7 @@ A folder `FEDLOOM_DATA/<name>` with the files of the hub repository (or the imag
 from __future__ import annotations
 
 import os
+import string
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedloom.data.cache import scratch_folder
+from fedloom.data.idx import IdxFiles
 from fedloom.data.images import picture_files, read_images
 from fedloom.data.local import read_npz
 from fedloom.data.options import Options
@@ -28,6 +30,7 @@ DOMAINNET10 = (
     *("bird", "feather", "headphones", "ice_cream", "teapot"),
     *("tiger", "whale", "windmill", "wine_glass", "zebra"),
 )
+CHARACTERS = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 ACTIVITIES = ("walking", "walking_upstairs", "walking_downstairs", "sitting", "standing", "laying")
 _INERTIAL = tuple(f"{s}_{a}" for s in ("body_acc", "body_gyro", "total_acc") for a in "xyz")
 
@@ -45,6 +48,7 @@ class HubEntry:
     test: tuple[str, ...] = ("test",)  # splits that are the published test set
     image_size: int | None = None
     classes: tuple[str, ...] = ()  # the only classes to read, in this order; none: all
+    idx: str = ""  # what the names of its IDX files begin with, where it is published as such
 
 
 _DOMAINS = HubEntry(None, image_size=64)
@@ -52,7 +56,10 @@ _DOMAINS = HubEntry(None, image_size=64)
 KNOWN: dict[str, HubEntry] = {
     "fashion_mnist": HubEntry("zalando-datasets/fashion_mnist"),
     "mnist": HubEntry("ylecun/mnist"),
-    "emnist": HubEntry("flwrlabs/femnist", label=("character", "label")),
+    "emnist": HubEntry(
+        "Royc30ne/emnist-byclass", label=("label", "character"), idx="emnist-byclass"
+    ),
+    "femnist": HubEntry("flwrlabs/femnist", label=("character", "label")),
     "cifar10": HubEntry("uoft-cs/cifar10"),
     "cifar100": HubEntry("uoft-cs/cifar100", label=("fine_label",)),
     "cinic10": HubEntry("flwrlabs/cinic10"),
@@ -65,8 +72,9 @@ KNOWN: dict[str, HubEntry] = {
     "usps": HubEntry("flwrlabs/usps"),
     "har": HubEntry(None, kind="har"),
 }
-"""`emnist` is EMNIST by class (62 characters) with its writers; its `letters` are a subset. The
-letters lie on their side, as published and as the papers trained on them."""
+"""`emnist` is EMNIST by class (62 characters) with its published test rows (FedPAC); `letters` are
+a subset of it, `femnist` are the same characters with their writers and without test rows. The
+characters lie on their side, as published and as the papers trained on them."""
 
 SUBSETS: dict[str, dict[str, HubEntry]] = {
     "emnist": {
@@ -125,6 +133,9 @@ def read(name: str, folder: Path | None, scratch: Path, options: Options) -> Sou
     options = replace(options, image_size=size, classes=classes)
     if folder is not None and entry.kind == "image" and picture_files(folder):
         return read_images(folder, scratch, options, name).only(options.classes)
+    if entry.idx and (files := _idx_files(name, entry, folder)) is not None:
+        options.columns.refuse_for(f"the IDX files of {name}")
+        return files.read(name, CHARACTERS).only(options.classes)
     usual = UsualNames(label=entry.label, client=("writer_id", "user"), inputs=entry.inputs)
     with _opened(name, entry, folder) as table:
         return source_of(table, name, options, scratch, usual)
@@ -146,6 +157,22 @@ def _opened(name: str, entry: HubEntry, folder: Path | None) -> Iterator[Table]:
         yield joined(_open_mirror(name, folder, scratch), str(folder), entry.test, folder)
 
 
+def _idx_files(name: str, entry: HubEntry, folder: Path | None) -> IdxFiles | None:
+    """The IDX files in a mirror folder, or from the hub; None for a mirror of another form."""
+    if folder is not None:
+        files = IdxFiles(folder, entry.idx)
+        return files if files.present() else None
+    import huggingface_hub
+
+    assert entry.repo is not None
+    with _hub_errors(name, entry):
+        patterns = f"*{entry.idx}*ubyte*"
+        place = huggingface_hub.snapshot_download(
+            entry.repo, repo_type="dataset", allow_patterns=patterns
+        )
+    return IdxFiles(Path(place), entry.idx)
+
+
 def _open_mirror(name: str, folder: Path, scratch: Path) -> Any:
     import datasets
 
@@ -158,16 +185,30 @@ def _open_mirror(name: str, folder: Path, scratch: Path) -> Any:
 def _download(name: str, entry: HubEntry) -> Any:
     import datasets
 
-    place = f"put its files in a folder {name}/ and set FEDLOOM_DATA to the folder above"
     if entry.repo is None:
-        raise BadInput(f"data set {name!r} is in no hub repository; {place}")
-    try:
+        raise BadInput(f"data set {name!r} is in no hub repository; {_own_folder(name)}")
+    with _hub_errors(name, entry):
         return datasets.load_dataset(entry.repo, entry.config)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as e:
+
+
+@contextmanager
+def _hub_errors(name: str, entry: HubEntry) -> Iterator[None]:
+    """What the hub's libraries raise, as one sentence."""
+    import datasets
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    hub_errors = (HfHubHTTPError, LocalEntryNotFoundError, datasets.exceptions.DatasetsError)
+    try:
+        yield
+    except (OSError, ValueError, *hub_errors) as e:
         raise BadInput(
             f"cannot get data set {name!r} from hub repository {entry.repo} ({first_line(e)}); "
-            f"connect to the network, or {place}"
+            f"connect to the network, or {_own_folder(name)}"
         ) from None
+
+
+def _own_folder(name: str) -> str:
+    return f"put its files in a folder {name}/ and set FEDLOOM_DATA to the folder above"
 
 
 def _read_har(folder: Path, options: Options) -> Source:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from fedloom.data import cache, hub, local, tables
+from fedloom.data.known import EMBEDDED, known_name
+from fedloom.data.normalization import Normalize
 from fedloom.data.options import Columns, Options
-from fedloom.data.registry import EMBEDDED, register_data, registered
+from fedloom.data.registry import register_data, registered
 from fedloom.data.roles import source_of
-from fedloom.data.source import Normalize, Source, cached
+from fedloom.data.source import Source, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
-from fedloom.registry import squash
 
 _LONGEST = 200  # characters of a path that a message repeats
 
@@ -50,8 +51,9 @@ def load(
         data: a name (`names()`), an `.npz`, CSV or parquet file, a folder of images or of parquet
             files, a `pandas.DataFrame`, a `datasets.Dataset` or `DatasetDict`, a pair `(x, y)`, or
             a source.
-        normalize: `half` (mean and deviation 0.5), `channel` or `none`; see `Source.normalized`
-            for the default. A source keeps its own.
+        normalize: `half` (mean and deviation 0.5), `channel` (those of all clients' training
+            rows), `site` (each client by its own) or `none`; see `Source.normalized` for the
+            default. A source keeps its own.
         image_size: side to which images are resized; by default as they are, or 64 where their
             sizes differ.
         subset: part of a known data set published on its own (`emnist`: `byclass`, `letters`).
@@ -70,7 +72,7 @@ def load(
     options = Options(
         image_size=image_size,
         subset=subset,
-        classes=(classes,) if isinstance(classes, str | int) else tuple(classes),
+        classes=Options.several(classes),
         class_names=None if class_names is None else tuple(class_names),
         columns=Columns.named(label, client, domain, inputs),
         vocabulary=vocabulary,
@@ -124,13 +126,9 @@ def _tabular(table: tables.Table, options: Options) -> Source:
 
 
 def _named(data: str | Path, options: Options) -> Source:
-    known = {squash(n): n for n in (EMBEDDED, *hub.KNOWN)}
-    name = known.get(squash(data)) if isinstance(data, str) else None
-    if name == EMBEDDED:
-        options.columns.refuse_for(f"data set {EMBEDDED!r}")
-        return digits().only(options.classes)
-    if name is not None:
-        return _hub(name, options)
+    known = known_name(data, options) if isinstance(data, str) else None
+    if known is not None:
+        return _known(*known)
     path = _existing(data)
     if path is not None:
         return _path(path, options)
@@ -138,6 +136,13 @@ def _named(data: str | Path, options: Options) -> Source:
     if name is not None:
         return _hub(name, options)
     raise _nowhere(data)
+
+
+def _known(name: str, options: Options) -> Source:
+    if name != EMBEDDED:
+        return _hub(name, options)
+    options.columns.refuse_for(f"data set {EMBEDDED!r}")
+    return digits().only(options.classes)
 
 
 def _hub(name: str, options: Options) -> Source:

@@ -74,3 +74,8 @@ class Options:
     columns: Columns = Columns()
     vocabulary: int = VOCABULARY
     positions: int = POSITIONS
+
+    @staticmethod
+    def several(classes: str | int | Sequence[str | int]) -> tuple[str | int, ...]:
+        """Classes as a tuple, where a single one may have been named."""
+        return (classes,) if isinstance(classes, str | int) else tuple(classes)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from fedloom.data.hub import KNOWN
+from fedloom.data.known import EMBEDDED
 from fedloom.errors import BadInput, UnknownName
 from fedloom.expression import parse_one
 from fedloom.registry import Registry, squash
 
-EMBEDDED = "digits"
 _OWN = {squash(name) for name in (EMBEDDED, *KNOWN)}
 
 

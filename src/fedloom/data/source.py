@@ -13,10 +13,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from fedloom.data import cache
+from fedloom.data.normalization import Normalize
 from fedloom.errors import BadInput, UnknownName
 
 Kind = Literal["image", "signal", "table", "text"]
-Normalize = Literal["half", "channel", "none"]
 Labels = np.ndarray | Sequence[Any]
 
 _ARRAYS = ("x", "y", "official_test", "domain", "user")
@@ -29,9 +29,9 @@ class Source:
     """Rows of one data set.
 
     `x` is uint8 `[n, C, H, W]` for images (float32 where a user gives floats), float32 `[n, C, L]`
-    for signals, float32 `[n, d]` for tables, int32 `[n, T]` token ids for text. `mean` and `std`
-    are the normalisation a batch gets, one value for all channels or one per channel (per column
-    of a table): of `x / 255` where `x` is uint8, of `x` where it is float32.
+    for signals, float32 `[n, d]` for tables, int32 `[n, T]` token ids for text. `normalize` says
+    how a batch is normalised; by which mean and deviation is known when the rows are divided
+    (`FederatedData.scaling`).
 
     >>> source = Source.from_arrays(np.zeros((4, 3)), ["cat", "dog", "dog", "cat"])
     >>> source.kind, source.shape, source.class_names, source.y.tolist()
@@ -48,8 +48,7 @@ class Source:
     domain_names: tuple[str, ...] = ()
     user: np.ndarray | None = field(default=None, repr=False)  # int64 [n]: who holds a row, from 0
     user_names: tuple[str, ...] = field(default=(), repr=False)  # empty: users are numbers
-    mean: tuple[float, ...] = field(default=(0.5,), repr=False)
-    std: tuple[float, ...] = field(default=(0.5,), repr=False)
+    normalize: Normalize = field(default="half", repr=False)
     path: Path | None = None  # the cache folder, when the arrays are memory-mapped
     vocabulary: int = 0  # text: ids are below this; 0 is padding, 1 is unknown
 
@@ -148,19 +147,15 @@ class Source:
         """The same rows with another normalisation.
 
         `half`: mean and deviation 0.5. `channel`: those of each channel (each column of a table)
-        over all rows but the official test rows. `none`: inputs as they are. The default is
-        `half` for uint8 images, `channel` for other floats, `none` for text.
+        over the training rows of all clients. `site`: each client by those of its own training
+        rows. `none`: inputs as they are. Rows for validation and test are never measured. The
+        default is `half` for uint8 images, `channel` for floats; text is always `none`.
         """
         if how is None:
             how = "half" if self.x.dtype == np.uint8 else "channel"
         if how not in get_args(Normalize):
             raise UnknownName("normalisation", str(how), get_args(Normalize))
-        if how == "none" or self.kind == "text":
-            return replace(self, mean=(0.0,), std=(1.0,))
-        if how == "half":
-            return replace(self, mean=(0.5,), std=(0.5,))
-        mean, std = self._channel_statistics
-        return replace(self, mean=mean, std=std)
+        return replace(self, normalize="none" if self.kind == "text" else how)
 
     def only(self, wanted: Sequence[str | int]) -> Source:
         """The rows of these classes (names or numbers), relabelled from 0 in this order; all rows
@@ -189,7 +184,7 @@ class Source:
         may have been written for a source with other ones.
         """
         return replace(
-            self, name=other.name, mean=other.mean, std=other.std, user_names=other.user_names
+            self, name=other.name, normalize=other.normalize, user_names=other.user_names
         )
 
     def in_memory(self) -> Source:
@@ -198,12 +193,11 @@ class Source:
         return replace(self, **arrays, path=None)
 
     def save(self, folder: Path) -> None:
-        """Write arrays, names, digests and statistics into a folder that `open` reads."""
+        """Write arrays, names and digests into a folder that `open` reads."""
         meta = {
             **self._small_fields(),
             "fingerprint": self.fingerprint,
             "digests": self._digests,
-            "channel": self._channel_statistics,
         }
         cache.write(folder, self._arrays(), {k: v for k, v in meta.items() if k != "path"})
 
@@ -239,15 +233,6 @@ class Source:
             stored = cache.read_meta(self.path)["digests"]
             return {k: stored[k] for k in self._arrays()}
         return {k: _digest(a) for k, a in self._arrays().items()}
-
-    @cached_property
-    def _channel_statistics(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if self.kind == "text":
-            return (0.0,), (1.0,)
-        if self._mapped and self.path is not None:
-            mean, std = cache.read_meta(self.path)["channel"]
-            return tuple(mean), tuple(std)
-        return _statistics(self.x, self.official_test)
 
     def _arrays(self) -> dict[str, np.ndarray]:
         return {k: getattr(self, k) for k in _ARRAYS if getattr(self, k) is not None}
@@ -292,12 +277,14 @@ def code_labels(
 
 
 def class_codes(class_names: Sequence[str], wanted: Iterable[str | int]) -> list[int]:
-    """Positions of classes by name (case, spaces, hyphens and underscores ignored) or number."""
-    by_name = {_squash(n): i for i, n in enumerate(class_names)}
+    """Positions of classes by name (case, spaces, hyphens and underscores ignored, where no class
+    has just this name) or number."""
+    exact = {n: i for i, n in enumerate(class_names)}
+    by_name = {_squash(n): i for n, i in exact.items()}
     positions = []
     for one in wanted:
-        if isinstance(one, str) and _squash(one) in by_name:
-            positions.append(by_name[_squash(one)])
+        if isinstance(one, str) and (one in exact or _squash(one) in by_name):
+            positions.append(exact[one] if one in exact else by_name[_squash(one)])
         elif not isinstance(one, str) and 0 <= one < len(class_names):
             positions.append(int(one))
         else:
@@ -391,27 +378,6 @@ def _inputs(x: np.ndarray, kind: Kind | None, name: str) -> tuple[np.ndarray, Ki
         if not np.isfinite(x).all():
             raise BadInput(f"data {name!r}: x has NaN or infinite values; fill or drop those rows")
     return x, inferred
-
-
-def _statistics(
-    x: np.ndarray, test: np.ndarray | None
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel over the rows outside the published test split."""
-    rows = np.arange(len(x)) if test is None or test.all() else np.flatnonzero(~test)
-    scale = 255.0 if x.dtype == np.uint8 else 1.0
-    axes = (0, *range(2, x.ndim))
-
-    def average(of: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        total = np.zeros(x.shape[1])
-        for start in range(0, len(rows), _CHUNK):
-            total += of(x[rows[start : start + _CHUNK]].astype(np.float64) / scale).sum(axis=axes)
-        return total / (len(rows) * np.prod(x.shape[2:]))
-
-    mean = average(lambda part: part)
-    per_channel = mean.reshape(-1, *[1] * (x.ndim - 2))
-    std = np.sqrt(average(lambda part: (part - per_channel) ** 2))
-    std[std == 0] = 1.0  # a constant column stays 0 after its mean is taken off
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _digest(array: np.ndarray) -> str:

@@ -20,17 +20,18 @@ PORT, NODE_PORT = 9092, 9094
 SECTIONS = {
     "The federation": "experiment out sites class_names clients min_clients deadline patience"
     " lost_state",
-    "Method and training": "imports method model rounds participation epochs steps batch_size lr"
-    " optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
-    " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
+    "Method and training": "imports method model start start_without rounds participation epochs"
+    " steps batch_size lr optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay"
+    " drop_last replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
     "Data, the same at every site": "split partition_seed normalize image_size augment",
-    "Evaluation": "protocol eval_every",
+    "Evaluation": "protocol eval_every early_stop",
 }
 """Keys of the run's configuration, in the order they are written; others follow."""
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
 """Keys that a deployment has no use for, or that each site sets for itself."""
 DESCRIPTIONS = {
     "imports": "modules with code of your own; those in this folder are sent to the sites",
+    "start": "begin with a file's weights; the file lies under this path at every site too",
     "out": "the server's folder of this experiment: checkpoints and the shared model",
     "clients": "number of places; empty: one for each of the sites",
     "min_clients": "fewest answers that make a round count; the run begins with so many",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from fedloom.core.program import Program
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
 from fedloom.core.wire import pack, unpack
-from fedloom.data.federated import Inputs
+from fedloom.data.federated import FederatedData, Inputs
+from fedloom.data.normalization import Scaling
 from fedloom.data.source import Source
 from fedloom.errors import BadInput
 from fedloom.extensions import load_extensions
@@ -29,8 +30,11 @@ from fedloom.runs.folder import current_versions
 _CARD = "card.json"
 
 
-def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, source: Source) -> None:
-    """Write a client's model; a kill in between leaves the previous one in place."""
+def save_personal(
+    folder: Path, state: State, visit: Visit, run: RunConfig, data: FederatedData
+) -> None:
+    """Write the model of a site, whose data this is; a kill in between leaves the previous one."""
+    source, scaling = data.source, data.scaling(0)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     tensors = f"personal-{digest(state)[:12]}.safetensors"
     card = {
@@ -47,8 +51,8 @@ def save_personal(folder: Path, state: State, visit: Visit, run: RunConfig, sour
         "kind": source.kind,
         "class_names": list(source.class_names),
         "vocabulary": source.vocabulary,
-        "mean": list(source.mean),
-        "std": list(source.std),
+        "mean": list(scaling.mean),
+        "std": list(scaling.std),
         "versions": current_versions(),
     }
     write_atomic(folder / tensors, pack(state))
@@ -98,8 +102,7 @@ class Personal:
         """Probabilities [n, K] for raw rows, as the site's data has them."""
         card = self.card
         source = Source.from_arrays(x, [0] * len(x), kind=card["kind"], class_names=["?"])
-        source = replace(source, mean=tuple(card["mean"]), std=tuple(card["std"]))
-        inputs = Inputs.of(source, None)
+        inputs = Inputs.of(source, Scaling(tuple(card["mean"]), tuple(card["std"])), None)
         rows = inputs(torch.arange(len(source)), None)
         net = self.program.net(card["client"])
         return self.program.method.predict(net, self.state, rows)

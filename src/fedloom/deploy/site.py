@@ -71,10 +71,10 @@ class SiteData:
         data: ClientData = self.divided.client(0)
 
         def save(visit: Visit) -> None:
-            moment: Moment = "final" if visit.program.method.adapt else "received"
+            moment: Moment = "final" if visit.program.adapt else "received"
             with rng_scope(*visit.down.plan.key, visit.cid, "evaluate", moment):
                 state = model_at(visit, moment)
-            save_personal(folder / "model", state, visit, experiment.config, self.source)
+            save_personal(folder / "model", state, visit, experiment.config, self.divided)
 
         return Node(
             experiment.program,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fedloom.core.method import Method
 from fedloom.engines import Engine
 from fedloom.errors import BadInput
-from fedloom.files import write_json
+from fedloom.files import file_name, write_json
 from fedloom.launch import tables
 from fedloom.launch.notebook import as_html
 from fedloom.launch.progress import python_bar
@@ -184,7 +183,7 @@ def _check_methods(everything: Sequence[Given]) -> None:
         if given.label in labels:
             raise BadInput(f"{given.label!r} is compared with itself; name it once")
         labels.add(given.label)
-        folders.add(_slug(given.label))
+        folders.add(file_name(given.label))
     if len(folders) < len(labels):
         raise BadInput(f"two of {', '.join(sorted(labels))} would share a folder; rename one")
 
@@ -205,8 +204,4 @@ def _summary(
 
 def _folder(out: str | None, label: str, seed: int) -> str | None:
     """A readable folder for one run of a comparison."""
-    return None if out is None else str(Path(out) / f"{_slug(label)}-seed{seed}")
-
-
-def _slug(label: str) -> str:
-    return re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-")
+    return None if out is None else str(Path(out) / f"{file_name(label)}-seed{seed}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:  # half a second to import, for tables only
 Labelled = tuple[str, Sequence[Summary]]
 """A method as it was written, and its runs, one for each seed."""
 
+ALONE = "local"
+"""The method that every client trains by itself."""
 DEVIATION = "_std_over_seeds"
 WITHOUT_DEVIATION = (
     *("std_over_clients", "rounds", "megabytes_up_per_client", "megabytes_down_per_client"),
@@ -60,6 +62,34 @@ class OverSeeds:
         """
         spread = "" if self.std is None else f" ± {100 * self.std:.{digits}f}"
         return f"{100 * self.mean:.{digits}f}{spread}"
+
+
+@dataclass(frozen=True)
+class AgainstAlone:
+    """Who is better off with a method than by training alone, as shares of all clients."""
+
+    better: float
+    worse: float
+
+    @classmethod
+    def of(cls, method: Sequence[Summary], alone: Sequence[Summary]) -> AgainstAlone | None:
+        """Over all clients and the seeds that both have; None where they have none in common."""
+        by_seed = {summary.seed: summary.result.by_client() for summary in alone}
+        changes = [
+            value - by_seed[summary.seed][cid]
+            for summary in method
+            if summary.seed in by_seed
+            for cid, value in summary.result.by_client().items()
+            if cid in by_seed[summary.seed]
+        ]
+        if not changes:
+            return None
+        return cls(fmean(c > 0 for c in changes), fmean(c < 0 for c in changes))
+
+
+def training_alone(methods: Iterable[Labelled]) -> Sequence[Summary]:
+    """The runs of the method `local`, if it is among these."""
+    return next((runs for label, runs in methods if label.split("(")[0].strip() == ALONE), ())
 
 
 def per_run(methods: Iterable[Labelled]) -> pandas.DataFrame:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import NamedTuple, get_args
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -12,7 +13,7 @@ from rich.text import Text
 from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
 from fedloom.launch.compare import Comparison
-from fedloom.launch.tables import OverSeeds, over_seeds
+from fedloom.launch.tables import AgainstAlone, OverSeeds, over_seeds, training_alone
 from fedloom.record import LedgerStep, Summary
 from fedloom.runs.ledger import Account
 from fedloom.runs.result import summary_rows
@@ -41,39 +42,50 @@ def profile_table(summary: Summary) -> Table:
     return table
 
 
-COLUMNS = {
-    "accuracy": "%",
-    "worst_decile": "%",
-    "megabytes_up_per_client": ".2f",
-    "seconds": ".1f",
-    "newcomers": "%",
-}
-"""Numbers of a comparison -> how they are shown: a share with its deviation, or a mean."""
+class Column(NamedTuple):
+    """A number of a comparison."""
+
+    key: str
+    head: str
+    shown: str
+    """`%`: a share with its deviation over seeds; else the format of a mean."""
+
+
+COLUMNS = (
+    Column("accuracy", "accuracy %", "%"),
+    Column("worst_decile", "worst tenth\nof clients %", "%"),
+    Column("megabytes_up_per_client", "MB sent\nby a client", ".2f"),
+    Column("seconds", "seconds", ".1f"),
+    Column("newcomers", "newcomers %", "%"),
+)
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Methods side by side; the best mean in bold."""
-    seeds = len(comparison.rows[0].summaries)
+    """Methods side by side, the best mean in bold; with `local` among them also how many clients
+    gain and lose against training alone."""
+    rows = comparison.rows
+    seeds = len(rows[0].summaries)
     table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
     table.add_column("method", overflow="fold")
-    newcomers = any(s.newcomers for row in comparison.rows for s in row.summaries)
-    heads = ["accuracy %", "worst tenth\nof clients %", "MB sent\nby a client", "seconds"]
-    for head in [*heads, *(["newcomers %"] if newcomers else [])]:
+    alone = training_alone(comparison.methods)
+    newcomers = any(s.newcomers for row in rows for s in row.summaries)
+    columns = [column for column in COLUMNS if column.key != "newcomers" or newcomers]
+    against = ["gain / lose\nagainst alone %"] if alone else []
+    for head in [*(column.head for column in columns), *against]:
         table.add_column(head, justify="right", no_wrap=True)
-    best = max(row.accuracy for row in comparison.rows)
-    for row in comparison.rows:
-        numbers = {key: over_seeds(row.summaries, key) for key in COLUMNS}
-        cells = [
-            "-"
-            if number is None
-            else number.percent()
-            if shown == "%"
-            else f"{number.mean:{shown}}"
-            for number, shown in zip(numbers.values(), COLUMNS.values(), strict=True)
-        ]
-        style = "bold" if row.accuracy == best else ""
-        table.add_row(Text(row.label), *cells[: None if newcomers else -1], style=style)
+    best = max(row.accuracy for row in rows)
+    for row in rows:
+        cells = [_cell(over_seeds(row.summaries, c.key), c.shown) for c in columns]
+        if alone:
+            cells.append(_gain_and_loss(row.summaries, alone))
+        table.add_row(Text(row.label), *cells, style="bold" if row.accuracy == best else "")
     return table
+
+
+def _gain_and_loss(method: Sequence[Summary], alone: Sequence[Summary]) -> str:
+    """`62 / 15`: 62 % of the clients are better off than alone and 15 % worse."""
+    shares = None if method is alone else AgainstAlone.of(method, alone)
+    return "-" if shares is None else f"{100 * shares.better:.0f} / {100 * shares.worse:.0f}"
 
 
 def _cell(number: OverSeeds | None, shown: str) -> str:

@@ -52,6 +52,7 @@ class APFL(Method):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personal model"
+    personal_model: ClassVar[bool] = True
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.5
     learn_alpha: bool = True

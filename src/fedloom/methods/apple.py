@@ -59,6 +59,7 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "clusters and mixtures"
+    personal_model: ClassVar[bool] = True
     before: ClassVar[tuple[str, ...]] = ("sizes",)
     gathers_model: ClassVar[str] = "*"
     # These compare a model with the received one, which here is a core and predicts nothing.

@@ -65,7 +65,7 @@ class DANN(Term):
 
     def extend(self, net: Net, clients: int) -> None:
         d = net.shape_of(net.representation).numel()
-        net.add(self.name, perceptron(d, self.width, clients), reads=None)
+        net.add(self.name, perceptron(d, self.width, self.width, clients), reads=None)
 
     def loss(self, b: Batch, s: Site) -> Tensor | float:
         if s.newcomer:

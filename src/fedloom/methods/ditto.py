@@ -42,6 +42,7 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personal model"
+    personal_model: ClassVar[bool] = True
     lam: float = 1.0
     personal_epochs: int | None = None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch.nn.functional as F
@@ -17,20 +16,8 @@ from fedloom.core.term import Batch
 from fedloom.core.tree import State
 from fedloom.errors import BadInput
 from fedloom.methods import register
+from fedloom.models.projector import PROJECTOR, projector
 from fedloom.ops.contrastive import supervised_contrast
-
-
-def projector(width: int, hidden: int, depth: int, batch_norm: bool) -> nn.Sequential:
-    """`depth` linear layers, ReLU and BatchNorm between them, BatchNorm last."""
-    sizes = [width, *[hidden] * (depth - 1), width]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for i, (a, b) in enumerate(pairwise(sizes)):
-        layers.append(nn.Linear(a, b))
-        if i < depth - 1:
-            layers.append(nn.ReLU())
-        if batch_norm:
-            layers.append(nn.BatchNorm1d(b))
-    return nn.Sequential(*layers)
 
 
 @register
@@ -47,11 +34,19 @@ class DualFed(Method):
         server    f, h_s <- plain mean over clients
         at a test p = softmax h_p(u) + softmax h_s(z)                                     eq. (5)
 
+    On a network that has a projector (`resnet18(projector=256)`), that one is g; otherwise DualFed
+    adds it. The paper gives every method it compares with that network and local running statistics
+    (section 5.3): the projector belongs to the representation, and the head alone is the
+    classifier. So `fedavg(shared='* !@stats')`, `fedper(shared='* !head.* !@stats')`,
+    `fedrep(shared='* !head.* !@stats', adapt_epochs=0)`, `fedrod(shared='* !personal_head.*
+    !@stats')`, `spherefed(shared='* !@stats')` and `fedetf(shared='* !@stats')`; `local`,
+    `lg_fedavg`, `fedbn` and `fedproto` keep the statistics anyway.
+
     Hyper-parameters: `lam` and `tau` are 2.0 and 0.05 for Office-Home, 40 and 0.2 for PACS; those
     for DomainNet are not published. `depth` 2, `hidden` 256 and `batch_norm` describe the projector
-    (Table 5). `training` is "stagewise", "simultaneous" (Table 4), or "alternating" epoch by epoch.
-    `position="post"` puts h_s behind the projector, which is DualFed-P; together with
-    `shared="* !personal_head.* !@stats"` it is DualFed-G (Table 6). `shared` gives the rows of
+    that is added (Table 5). `training` is "stagewise", "simultaneous" (Table 4), or "alternating"
+    epoch by epoch. `position="post"` puts h_s behind the projector, which is DualFed-P; together
+    with `shared="* !personal_head.* !@stats"` it is DualFed-G (Table 6). `shared` gives the rows of
     Table 7: "* !projector.* !personal_head.* !head.* !@stats" the encoder only, the default,
     "* !@stats" all global, "* !personal_head.* !@stats" all but h_p, "" all personal.
 
@@ -96,13 +91,31 @@ class DualFed(Method):
             )
 
     def extend(self, net: Net, clients: int) -> None:
-        width = net.shape_of(net.feature).numel()
+        if PROJECTOR in net.reads:
+            self._use_projector_of(net)
+        else:
+            width = net.shape_of(net.feature).numel()
+            g = projector(width, self.hidden, self.depth, self.batch_norm)
+            net.add(PROJECTOR, g, reads=net.feature)
         classes = net.shape_of(net.logits)[-1]
-        g = projector(width, self.hidden, self.depth, self.batch_norm)
-        net.add("projector", g, reads=net.feature)
-        net.add("personal_head", nn.Linear(width, classes), reads="projector")
-        if self.position == "post":
-            net.replace("head", nn.Linear(width, classes), reads="projector")
+        width = net.shape_of(PROJECTOR).numel()
+        net.add("personal_head", nn.Linear(width, classes), reads=PROJECTOR)
+        if self.position == "post" and net.reads["head"] != PROJECTOR:
+            net.replace("head", nn.Linear(width, classes), reads=PROJECTOR)
+
+    def _use_projector_of(self, net: Net) -> None:
+        """Take the network's projector for g, and have its head read the encoder."""
+        defaults = (DualFed.depth, DualFed.hidden, DualFed.batch_norm)
+        if (self.depth, self.hidden, self.batch_norm) != defaults:
+            raise BadInput(
+                "dualfed: depth, hidden and batch_norm describe a projector that dualfed adds, and"
+                " this network has one; leave them out, or build the model without projector"
+            )
+        encoder = net.reads[PROJECTOR]
+        assert encoder is not None  # a stage on the way to the head
+        net.feature = net.representation = encoder
+        if self.position == "pre":
+            net.reconnect("head", reads=encoder)
 
     # ------------------------------------------------------------------ local training
 
@@ -115,6 +128,10 @@ class DualFed(Method):
             Phase("personal", "* !head.*", epochs=epochs),
             Phase("global", "head.*", epochs=epochs, frozen_eval=self.frozen_eval),
         )
+
+    @property
+    def head_pattern(self) -> str:
+        return "head.* personal_head.*"
 
     def local(self, s: Site) -> None:
         repetitions = s.opt.epochs if self.training == "alternating" else 1

@@ -100,6 +100,10 @@ class FedEM(Method):
     def adapt(self) -> tuple[Phase, ...]:
         return tuning("*", self.adapt_epochs)
 
+    @property
+    def head_pattern(self) -> str:
+        return "head.* head_*.*"
+
     def inputs(self, b: Batch, s: Site) -> None:
         """The E step and the new pi, once, before the first batch moves the learners."""
         if self.name in s.memo:
@@ -109,7 +113,7 @@ class FedEM(Method):
         if own:
             pi = own["pi"]
         else:
-            first_round = not s.newcomer and s.phase not in self.adapt
+            first_round = not s.newcomer and s.phase not in s.program.adapt
             pi = mixture_weights(losses, steps=0 if first_round else NEWCOMER_STEPS)
         q = responsibilities(losses, pi)
         s.memo[self.name] = q

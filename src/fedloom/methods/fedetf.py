@@ -107,6 +107,10 @@ class FedETF(Method):
         first = () if self.adapt_epochs == 0 else (whole,)
         return (*first, *(simplex, projection) * self.alternations)
 
+    @property
+    def head_pattern(self) -> str:
+        return "head.vertices"
+
     def extend(self, net: Net, clients: int) -> None:
         width = net.shape_of(net.feature).numel()
         classes = net.shape_of(net.logits)[-1]
@@ -120,7 +124,7 @@ class FedETF(Method):
         net.replace("head", SimplexHead(classes, dims, self.beta))
 
     def loss(self, b: Batch, s: Site) -> Tensor:
-        plain = s.phase.name in ("simplex", "projection")
+        plain = s.phase.name in ("simplex", "projection", "tune")
         gamma = 0.0 if plain else self.gamma
         key = (self.name, gamma)
         if key not in s.memo:

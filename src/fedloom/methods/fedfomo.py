@@ -65,6 +65,7 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "clusters and mixtures"
+    personal_model: ClassVar[bool] = True
     keeps_what_it_sent: ClassVar[str] = "the next mixture starts from the model it sent"
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"

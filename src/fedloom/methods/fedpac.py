@@ -70,6 +70,7 @@ class FedPAC(Method):
 
     name: ClassVar[str] = "fedpac"
     family: ClassVar[str] = "representation"
+    personal_model: ClassVar[bool] = True
     passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"

@@ -111,6 +111,10 @@ class FedProto(Method):
         known = tree["known"][b.y][:, None]
         return loss + self.lam * (known * gap**2).mean()
 
+    @property
+    def head_pattern(self) -> str:
+        return "head.*" if self.predictor == "classifier" else ""
+
     def _class_sums(self, s: Site) -> tuple[Tensor, Tensor]:
         """Sums of f(x) per class [K, d] and the class counts [K], with the model as it is now."""
         z = s.scan(s.net.representation).flatten(1)

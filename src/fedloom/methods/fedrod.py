@@ -74,6 +74,10 @@ class FedRoD(Method):
         classes = net.shape_of(net.logits)[-1]
         net.add("personal_head", ResidualHead(width, classes), reads=net.feature)
 
+    @property
+    def head_pattern(self) -> str:
+        return "head.* personal_head.*"
+
     def loss(self, b: Batch, s: Site) -> Tensor:
         if self.name not in s.memo:
             s.memo[self.name] = log_prior(s.counts, self.gamma)

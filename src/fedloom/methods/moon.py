@@ -6,16 +6,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.core.method import Method
-from fedloom.core.net import stage_of
+from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
+from fedloom.models.layers import perceptron
 from fedloom.ops.contrastive import pair_contrast
 
 
@@ -33,9 +34,9 @@ class ModelContrast(Term):
 
     Hyper-parameters: `mu` 1.0, from the paper's grid {0.1, 1, 5, 10}; `tau` 0.5.
 
-    Deviations: z is the network's raw representation (before anything that a term inserts). The
-    paper's networks have a projection head between representation and classifier; to have one
-    here, choose a network with one.
+    Deviations: z is what the network's own head reads (before anything that a term such as DBE
+    inserts). The paper's networks, also those of its baselines, have a projection head there:
+    `projection_head`, or MOON's `projection`.
 
     Leaves the client: nothing beyond what the method itself sends. The client keeps the extractor
     of its previous round.
@@ -76,10 +77,56 @@ def _representation(s: Site, w: Tree, x: Tensor) -> Tensor:
 
 
 @register
-def MOON(mu: float = 1.0, tau: float = 0.5) -> Method:
+@dataclass(frozen=True)
+class ProjectionHead(Term):
+    """MOON's projection head (Li et al., CVPR 2021, section 3.3) for any method.
+
+    A perceptron P between body and head, which is replaced by a linear layer of P's width. P(f(x))
+    is the representation from then on. P is a part of the model like any other layer: shared,
+    trained and decayed as the method says (`shared="* !head.*"` shares it).
+
+    Hyper-parameters: `widths` of P's linear layers, with ReLU between them. FedBR gives MOON
+    [256, 128]; MOON's own are the number of features, then 256, and all its baselines have them
+    too. FedBR's Figure 6a adds [256, 256, 128] to FedAvg.
+
+    Deviations: none.
+
+    Leaves the client: P, where the method shares it.
+
+    >>> (FedAvg() + ProjectionHead((64, 32))).terms
+    (ProjectionHead(widths=(64, 32)),)
+    """
+
+    name: ClassVar[str] = "projection_head"
+    family: ClassVar[str] = "representation"
+    widths: tuple[int, ...] = (256, 128)
+
+    def __post_init__(self) -> None:
+        if not self.widths or min(self.widths) < 1:
+            raise BadInput(
+                f"projection_head: widths are one or more numbers of 1 or more, not {self.widths}"
+            )
+
+    def extend(self, net: Net, clients: int) -> None:
+        features = net.shape_of(net.feature).numel()
+        classes = net.shape_of(net.logits)[-1]
+        with net.adding_for(METHOD):
+            net.insert(self.name, nn.Sequential(nn.Flatten(), perceptron(features, *self.widths)))
+            net.replace(net.logits, nn.Linear(self.widths[-1], classes))
+        net.representation = net.feature
+
+
+@register
+def MOON(mu: float = 1.0, tau: float = 0.5, projection: tuple[int, ...] = ()) -> Method:
     """FedAvg + ModelContrast (Li et al., CVPR 2021); see `model_contrast`.
+
+    `projection` gives the network a projection head of these widths, [256, 128] in FedBR's tables;
+    see `projection_head`.
 
     >>> MOON().terms
     (ModelContrast(mu=1.0, tau=0.5),)
+    >>> MOON(projection=(256, 128)).terms
+    (ProjectionHead(widths=(256, 128)), ModelContrast(mu=1.0, tau=0.5))
     """
-    return FedAvg() + ModelContrast(mu, tau)
+    network = FedAvg() + ProjectionHead(projection) if projection else FedAvg()
+    return network + ModelContrast(mu, tau)

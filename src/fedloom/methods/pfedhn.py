@@ -63,6 +63,7 @@ class PFedHN(Method):
 
     name: ClassVar[str] = "pfedhn"
     family: ClassVar[str] = "personal model"
+    personal_model: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "every client's model is made for it"
     # They correct towards a model that all clients share.

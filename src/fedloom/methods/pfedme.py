@@ -51,6 +51,7 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personal model"
+    personal_model: ClassVar[bool] = True
     refuses: ClassVar[tuple[str, ...]] = ("proximal", "control_variates", "client_momentum")
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 15.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -61,10 +62,12 @@ def width_of(trunk: nn.Module, shape: tuple[int, ...]) -> int:
     return width
 
 
-def perceptron(width_in: int, width: int, out: int) -> nn.Sequential:
-    """Three linear layers with ReLU between them."""
-    middle = (nn.Linear(width_in, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU())
-    return nn.Sequential(*middle, nn.Linear(width, out))
+def perceptron(width_in: int, *widths: int) -> nn.Sequential:
+    """Linear layers of these widths with ReLU between them."""
+    layers: list[nn.Module] = []
+    for a, b in pairwise((width_in, *widths)):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 class HeConv2d(nn.Conv2d):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from fedloom.core.net import Net
 from fedloom.errors import BadInput
 from fedloom.models import models
 from fedloom.models.layers import HeConv2d, Stages, chain, require_image
-from fedloom.models.weights import load_weights
 
 Norm = Callable[[int], nn.Module]
 
@@ -49,12 +47,12 @@ def resnet18(
     groups: int = 32,
     stem: Literal["imagenet", "cifar"] = "imagenet",
     stages: Stages = "body",
-    weights: str | Path | None = None,
 ) -> Net:
     """ResNet-18 (He et al. 2016): feature of 512.
 
     DBE trains it from scratch on Tiny-ImageNet and DualFed starts from ImageNet, both with the
-    7x7 stem and BatchNorm.
+    7x7 stem and BatchNorm. A file with torchvision's (or timm's) ImageNet weights is a run's
+    `start`, with `start_without='fc.* head.*'`.
 
     Args:
         norm: `batch`, or `group` for GroupNorm, which has no running statistics to average.
@@ -62,7 +60,6 @@ def resnet18(
         stem: `imagenet` (7x7, stride 2, pooling) or `cifar` (3x3, no pooling) for small images.
         stages: `fine` makes `stem`, `layer1` to `layer4` and `pool` stages of their own, so that
             DBE can be inserted between any two of them (its Table 7).
-        weights: a local safetensors file with torchvision's (or timm's) names to start from.
 
     >>> net = resnet18((3, 64, 64), 200, stages="fine")
     >>> [net.shape_of(s).numel() for s in net.reads]  # Table 7's sizes, and the classes
@@ -71,8 +68,6 @@ def resnet18(
     require_image("resnet18", shape, least=1, instead="mlp")
     trunk = _trunk(shape[0], _norm(norm, groups), stem)
     head = nn.Linear(512, classes)
-    if weights is not None:
-        load_weights(weights, nn.Sequential(trunk), head, heads=("fc",))
     if stages == "fine":
         entry = nn.Sequential(OrderedDict((k, trunk.pop(k)) for k in list(trunk)[:4]))
         pool = nn.Sequential(OrderedDict((k, trunk.pop(k)) for k in ("avgpool", "flatten")))

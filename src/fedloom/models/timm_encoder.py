@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,7 +13,6 @@ from fedloom.core.net import Net
 from fedloom.errors import BadInput, UnknownName
 from fedloom.models import models
 from fedloom.models.layers import require_image
-from fedloom.models.weights import load_weights
 
 
 @models
@@ -23,23 +21,17 @@ def timm_encoder(
     classes: int,
     name: str = "resnet18",
     pretrained: bool = False,
-    weights: str | Path | None = None,
 ) -> Net:
     """A timm model without its classifier as body, and a new linear head.
 
     Args:
         name: a timm architecture, or one with its pretraining tag (`'resnet18.tv_in1k'`, quoted).
-        pretrained: start from the weights the hub has for it.
-        weights: start from a local safetensors file of the whole model instead, without network.
+        pretrained: start from the weights the hub has for it. Without network, a run's `start`
+            takes a local file of the whole model, and `start_without` its classifier.
     """
-    if pretrained and weights is not None:
-        raise BadInput("timm_encoder takes pretrained=true or weights=FILE, not both")
     require_image("timm_encoder", shape, least=1, instead="mlp")
     body = _create(_timm(), name, pretrained, shape[0])
-    head = nn.Linear(_feature_width(body, name, shape), classes)
-    if weights is not None:
-        load_weights(weights, body, head, heads=_classifiers(body.default_cfg["classifier"]))
-    return Net(shape, body=body, head=head)
+    return Net(shape, body=body, head=nn.Linear(_feature_width(body, name, shape), classes))
 
 
 def _timm() -> ModuleType:
@@ -64,13 +56,8 @@ def _create(timm: ModuleType, name: str, pretrained: bool, channels: int) -> Any
         # The hub's clients raise errors of many libraries; all of them mean the same here.
         raise BadInput(
             f"could not get the pretrained weights of {name!r} ({e}); download the model's "
-            f"safetensors file and pass weights=FILE"
+            f"safetensors file and begin with it: start = 'FILE'"
         ) from e
-
-
-def _classifiers(names: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """What timm calls the classifier: one layer, several in distilled models, or none."""
-    return (names,) if isinstance(names, str) else tuple(names or ())
 
 
 def _feature_width(body: nn.Module, name: str, shape: tuple[int, ...]) -> int:

@@ -1,44 +1,26 @@
-"""Initial weights from a local safetensors file."""
+"""Weights for a network that another training left: tensors by name, all of them or none."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
+from fedloom.core.net import Net
+from fedloom.core.tree import Tree
 from fedloom.errors import BadInput
 
-
-def load_weights(
-    path: str | Path, body: nn.Module, head: nn.Linear, heads: tuple[str, ...]
-) -> None:
-    """Fills body and head from a whole network's state dict, whose last layers are `heads`.
-
-    The head takes the one of its own shape, if there is one: a classifier for other classes is
-    passed over. Anything else that does not fit is an error, because a half-loaded encoder trains
-    without complaint and worse.
-    """
-    tensors = _read(Path(path))
-    prefixes = tuple(f"{name}." for name in heads)
-    rest = {k: v for k, v in tensors.items() if not k.startswith(prefixes)}
-    _check(path, rest, body.state_dict())
-    body.load_state_dict(rest, strict=False)
-    shapes = {k: v.shape for k, v in head.state_dict().items()}
-    for prefix in prefixes:
-        last = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-        if {k: v.shape for k, v in last.items()} == shapes:
-            head.load_state_dict(last)
-            return
+_COUNTER = "num_batches_tracked"
+"""Of BatchNorm: absent from files of older torch versions, and read by no forward pass."""
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise BadInput(f"there is no weights file {str(path)!r}")
+def read_weights(path: Path) -> Tree:
+    """The tensors of a safetensors file."""
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        tensors: Tree = load_file(path)
     except SafetensorError as e:
         raise BadInput(
             f"{str(path)!r} is not a safetensors file ({e}); other formats are not read, "
@@ -47,19 +29,58 @@ def _read(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _check(path: str | Path, saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-    for key, value in wanted.items():
-        if key in saved and saved[key].shape != value.shape:
+def fill(net: Net, tensors: Tree, without: str, origin: str) -> None:
+    """Begin the network with these tensors.
+
+    A tensor is found by its key (`body.conv1.weight`) or, in files of other programs, by its key
+    without the stage (`conv1.weight`). Every tensor of the file has to find its place and every
+    tensor of the network its value, because a network that was filled by half trains without
+    complaint and worse; the words of `without` are patterns of those, of the file or of the
+    network, that are left out. `origin` names the file in messages.
+    """
+    words = without.split()
+    taken = {name: value for name, value in tensors.items() if not _matches(name, words)}
+    for word in words:
+        if not any(fnmatchcase(name, word) for name in (*tensors, *net.keys)):
             raise BadInput(
-                f"{str(path)!r}: {key} has shape {tuple(saved[key].shape)}, this network needs "
-                f"{tuple(value.shape)}; check the channels of the data and the model's options"
+                f"start_without: {word!r} matches no tensor of {origin} and none of the network"
             )
-    # The counter is absent from files of older torch versions and plays no part in eval mode.
-    missing = [k for k in wanted if k not in saved and not k.endswith("num_batches_tracked")]
-    unknown = [k for k in saved if k not in wanted]
-    if missing or unknown:
+    values = {_place(net, name, origin): value for name, value in taken.items()}
+    for key, value in values.items():
+        if value.shape != net.initial[key].shape:
+            raise BadInput(
+                f"{origin}: {key} has shape {tuple(value.shape)}, this network needs"
+                f" {tuple(net.initial[key].shape)}; check the channels of the data and the model's"
+                f" options, or begin without it: start_without = '{_stage_pattern(key)}'"
+            )
+    missing = [k for k in net.keys if k not in values and not k.endswith(_COUNTER)]
+    missing = [k for k in missing if not _matches(k, words)]
+    if missing:
         raise BadInput(
-            f"{str(path)!r} holds another network: {len(missing)} tensors are missing"
-            f"{f' (such as {missing[0]})' if missing else ''}, {len(unknown)} have no place here"
-            f"{f' (such as {unknown[0]})' if unknown else ''}"
+            f"{origin} lacks {missing[0]!r} ({len(missing)} of {len(net.keys)} tensors); name what"
+            f" shall stay as drawn, for instance start_without = '{_stage_pattern(missing[0])}'"
         )
+    kept = {k: v for k, v in net.tree().items() if k not in values}
+    net.load_state_dict({**kept, **values})
+
+
+def _matches(name: str, words: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, word) for word in words)
+
+
+def _place(net: Net, name: str, origin: str) -> str:
+    """The key that a file's tensor is for."""
+    places = [k for k in net.keys if k == name or k.partition(".")[2] == name]
+    if name in places:
+        return name
+    if len(places) != 1:
+        where = f"{len(places)} places" if places else "no place"
+        raise BadInput(
+            f"{origin} holds {name!r}, which has {where} in this network; leave it out, for"
+            f" instance start_without = '{_stage_pattern(name)}'"
+        )
+    return places[0]
+
+
+def _stage_pattern(key: str) -> str:
+    return f"{key.partition('.')[0]}.*"

@@ -151,6 +151,8 @@ def model_name(at: At) -> str:
         words.append(f"{at.model.replace('_', ' ')} alone")
     if at.group == "newcomers":
         words.append("newcomers")
+    if at.group == "clients on shared tests":
+        words.append("on shared test sets")
     if at.split != "test":
         words.append(f"{at.split} rows")
     return ", ".join(words)

@@ -25,7 +25,7 @@ SAME = (
         "normalize",
         "image_size",
     ),
-    *("newcomers", "model", "rounds", "participation", "protocol", "eval_every"),
+    *("newcomers", "model", "rounds", "participation", "protocol", "eval_every", "early_stop"),
 )
 """Keys that must be equal for numbers to compare."""
 _NO_MATTER = {

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.protocol import parse_protocol
 from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
@@ -21,7 +22,6 @@ from fedloom.extensions import load_extensions
 from fedloom.methods import describe, parse_method
 from fedloom.record import At, Chosen, Finding, Headline, RoundRecord, Score, Spread, Summary
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import find_protocol
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.stored import read_config
@@ -159,7 +159,7 @@ class StoredRun:
         """Do clients count by their rows?"""
         if self.summary is not None:
             return self.summary.result.average == "samples"
-        return find_protocol(self.config.protocol).average == "samples"
+        return parse_protocol(self.config.protocol).average == "samples"
 
     @cached_property
     def scored(self) -> dict[At, int]:

@@ -148,6 +148,13 @@ class Checkpoints:
             " start the run again with --overwrite"
         )
 
+    def newest_server(self) -> State:
+        """The server's state of the newest checkpoint that has it undamaged."""
+        for name in self._newest_first():
+            with suppress(_Damage):
+                return _read_server(self.folder / name)
+        raise CheckpointError(f"there is no undamaged checkpoint in {self.folder}; check the path")
+
     def _write(self, folder: Path, snapshot: Snapshot, changed: set[int] | None) -> list[_File]:
         server = _write_file(folder / _SERVER, [packed(snapshot.server, "the server")])
         ids, linked = self._divide(folder, snapshot.clients, changed)
@@ -280,6 +287,13 @@ def _read(folder: Path, clients: MutableMapping[int, State]) -> tuple[Snapshot, 
         extra=body["extra"],
     )
     return snapshot, newest_first[::-1]
+
+
+def _read_server(folder: Path) -> State:
+    """The server's state alone, which may be much less than a checkpoint holds."""
+    listed = _read_manifest(folder)["files"]
+    _check(folder / _SERVER, _File(_SERVER, **listed[_SERVER]))
+    return unpack((folder / _SERVER).read_bytes())
 
 
 def _read_segment(folder: Path, segment: _File, clients: MutableMapping[int, State]) -> _File:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from fedloom.core.method import Method
 from fedloom.core.protocol import Protocol
-from fedloom.core.score import Moment
 from fedloom.errors import BadInput
 from fedloom.record import At, Chosen, Group, Headline, RoundRecord, Score, Spread
 
@@ -21,40 +19,38 @@ _Scored = tuple[int, Score]
 """A round, and what it scored."""
 
 
-def result_at(protocol: Protocol, method: Method) -> At:
-    """Which model the result is of, and on whom."""
-    moment: Moment = protocol.moment_of(method)
-    group: Group = "clients"
+def result_at(protocol: Protocol) -> At:
+    """Which model the result of a settled protocol is of, and on whom."""
+    assert protocol.moment != "personalized"
+    group: Group = "newcomers" if protocol.clients == "new" else "clients"
     if protocol.on == "shared":
-        moment, group = "received", "shared tests"
-    elif protocol.clients == "new":
-        moment, group = "received" if protocol.moment == "received" else "adapted", "newcomers"
-    return At(moment, protocol.split, protocol.model, group)
+        group = "shared tests" if protocol.model == "global" else "clients on shared tests"
+    return At(protocol.moment, protocol.split, protocol.model, group)
 
 
-def curve_at(protocol: Protocol, method: Method) -> At:
+def curve_at(protocol: Protocol) -> At:
     """Which model the curve over rounds shows: the result's, or where that is scored only at the
-    end (adapted models, newcomers), the one that clients receive."""
-    at = result_at(protocol, method)
-    if at.moment == "final" or at.group == "newcomers":
+    end (final models, newcomers), the one that clients receive."""
+    at = result_at(protocol)
+    if at.group == "newcomers":
         return replace(at, moment="received", group="clients")
-    return at
+    return replace(at, moment="received") if at.moment == "final" else at
 
 
-def headline(protocol: Protocol, method: Method, scores: Sequence[Score]) -> Headline | None:
+def headline(protocol: Protocol, scores: Sequence[Score]) -> Headline | None:
     """The number of the curve after one step, if the step was scored there."""
-    at = curve_at(protocol, method)
+    at = curve_at(protocol)
     score = next((score for score in scores if score.at == at), None)
     return None if score is None else Headline(at, METRIC, _value(protocol, score))
 
 
-def choose(protocol: Protocol, method: Method, records: Sequence[RoundRecord]) -> Chosen:
+def choose(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen:
     """The number of a run with its spread over clients, and the number of every client.
 
     A run that ended before its final models were made is judged by its curve.
     """
-    at = result_at(protocol, method)
-    scored = _scored(records, at) or _scored(records, curve_at(protocol, method))
+    at = result_at(protocol)
+    scored = _scored(records, at) or _scored(records, curve_at(protocol))
     if not scored:
         raise BadInput(f"nothing was scored at {at}; evaluate at least once (eval_every)")
     if protocol.select == "best_test_per_client":
@@ -72,8 +68,11 @@ def choose(protocol: Protocol, method: Method, records: Sequence[RoundRecord]) -
 def _best_by_validation(
     protocol: Protocol, scored: Sequence[_Scored], records: Sequence[RoundRecord]
 ) -> _Scored:
-    """The round that does best on validation rows, the first of equals."""
-    validation = dict(_scored(records, replace(scored[0][1].at, split="val")))
+    """The round that does best on validation rows, the first of equals. Shared test sets have
+    none: there the clients' rows decide."""
+    at = scored[0][1].at
+    group: Group = "newcomers" if at.group == "newcomers" else "clients"
+    validation = dict(_scored(records, replace(at, split="val", group=group)))
     candidates = [one for one in scored if one[0] in validation]
     if not candidates:
         raise BadInput(

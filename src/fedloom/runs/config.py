@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.settings import OptimizerName, ServerOptimizerName
 from fedloom.engines import ENGINES
 from fedloom.errors import BadInput, suggestion
@@ -71,14 +72,20 @@ class RunConfig(BaseModel):
     split: Words = Field("merged(train=0.75)", description="how rows become train, val and test")
     shift: Words | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
     augment: Words | None = Field(None, description="expression, e.g. 'crop(pad=4) + flip'")
-    normalize: Literal["auto", "half", "channel", "none"] = Field(
-        "auto", description="half, channel or none; auto: by the data"
+    normalize: Literal["auto", "half", "channel", "site", "none"] = Field(
+        "auto", description="half, channel, site (each client by its own rows) or none"
     )
     image_size: int | None = Field(None, ge=1, description="resize images to this square")
     partition_seed: int = Field(0, description="seed of partition, split and shift")
     newcomers: int = Field(0, ge=0, description="clients kept out of training, tested at the end")
 
     model: Words = Field("auto", description="expression, e.g. cnn4; auto: what suits the data")
+    start: Words | None = Field(
+        None, description="begin with a .safetensors file's weights, or with a run folder's model"
+    )
+    start_without: Words | None = Field(
+        None, description="tensors that start leaves as drawn, e.g. 'head.*'"
+    )
     rounds: int = Field(50, ge=1, description="rounds of training")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
     epochs: int | None = Field(None, ge=1, description="local epochs; by default 1")
@@ -121,9 +128,14 @@ class RunConfig(BaseModel):
     )
 
     protocol: Words = Field(
-        "fedloom", description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac"
+        "fedloom",
+        description="fedloom, cohort, dbe, fedbr, dualfed, fedcr or fedpac; with changes:"
+        " 'fedpac(moment=received)'",
     )
     eval_every: int = Field(1, ge=1, description="rounds between evaluations")
+    early_stop: int | None = Field(
+        None, ge=1, description="stop when the best evaluation is so many evaluations old"
+    )
     diagnose: Words | None = Field(
         None, description="diagnostics to record on the way, e.g. 'cka,separation'"
     )
@@ -161,8 +173,17 @@ class RunConfig(BaseModel):
     def _none_is_a_word(cls, value: Any) -> Any:
         return "none" if value is None else value  # `normalize=none` reads as a value, not a word
 
+    @field_validator("protocol", mode="before")
+    @classmethod
+    def _object_as_expression(cls, value: Any) -> Any:
+        if isinstance(value, Protocol):
+            return str(value)
+        if isinstance(value, str) and value.strip():
+            parse_protocol(value)  # what is misspelt should not wait for the data to be read
+        return value
+
     @property
-    def normalization(self) -> Literal["half", "channel", "none"] | None:
+    def normalization(self) -> Literal["half", "channel", "site", "none"] | None:
         """What `load` takes; None: by the data."""
         return None if self.normalize == "auto" else self.normalize
 
@@ -219,10 +240,12 @@ class RunSettings(TypedDict, total=False):
     split: str
     shift: str | None
     augment: str | None
-    normalize: Literal["auto", "half", "channel", "none"]
+    normalize: Literal["auto", "half", "channel", "site", "none"]
     image_size: int | None
     partition_seed: int
     newcomers: int
+    start: str | None
+    start_without: str | None
     rounds: int
     participation: float
     epochs: int | None
@@ -245,8 +268,9 @@ class RunSettings(TypedDict, total=False):
     server_beta1: float | None
     server_beta2: float | None
     server_tau: float | None
-    protocol: str
+    protocol: str | Protocol
     eval_every: int
+    early_stop: int | None
     diagnose: str | None
     diagnose_every: int
     seed: int

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from fedloom.core.data import shared_test_id
 from fedloom.core.evaluate import Ask
@@ -15,6 +15,7 @@ from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment
 from fedloom.core.tree import State
 from fedloom.engines import Engine, Job
 from fedloom.record import At, Group, Score
+from fedloom.runs.choice import curve_at, result_at
 from fedloom.runs.experiment import Experiment
 
 WHOLE_MODELS = (PERSONAL, GLOBAL)
@@ -45,8 +46,8 @@ class Evaluator:
     def __init__(self, experiment: Experiment, engine: Engine) -> None:
         self.experiment, self.engine = experiment, engine
         self.program, self.protocol = experiment.program, experiment.protocol
-        method = self.program.method
-        self._moments: set[Moment] = {self.protocol.moment_of(method), *self.protocol.also}
+        self.splits = experiment.splits
+        self._moments = self._moments_of_members()
         self.last_round = experiment.config.rounds
         """Is always scored; an earlier one where the training is stopped."""
 
@@ -55,10 +56,16 @@ class Evaluator:
         if self.protocol.model == "global":
             return None
         if plan.kind == "adapt":
-            return Ask(("final",), self.protocol.splits)
+            return self._ask_clients(("final",))
         if plan.kind == "train" and "trained" in self._moments and self._due(plan):
-            return Ask(("trained",), self.protocol.splits)
+            return self._ask_clients(("trained",))
         return None
+
+    def enter(self, cid: int, scores: Iterable[ClientScore], sheet: ScoreSheet) -> None:
+        """Take what was measured at a client that trains, inside its call or after the round."""
+        for score in scores:
+            on_shared = self.protocol.on == "shared" and score.split == "test"
+            sheet.add(cid, [score], "clients on shared tests" if on_shared else "clients")
 
     def after(
         self,
@@ -71,59 +78,95 @@ class Evaluator:
     ) -> None:
         """Score the state after a round: every `eval_every` rounds and after the last plan, but
         never between special rounds, where a part may not have its slice yet."""
-        plan, answered = done.plan, list(done.ups)
+        plan = done.plan
         if not last and not (plan.kind == "train" and self._due(plan)):
             return
-        r = Round(self.program, plan, server)
-        if self.protocol.on == "shared":
-            if plan.kind != "adapt":  # an adaptation leaves the server as it was
-                self._score_shared(r, sheet)
-            return
-        ids = answered if self.protocol.clients == "cohort" else present
-        self._score(r, ids, self._moments_after(plan), clients, sheet)
-        if self.protocol.moment == "trained" and self.protocol.clients == "all":
-            absent = sorted(set(present) - set(answered))
-            self._score(r, absent, ("trained",), clients, sheet)
+        now = Round(self.program, plan, server)
+        if plan.kind != "adapt":  # which makes the final models, scored inside, and no other
+            self._score_members(now, done, present, clients, sheet)
         if last and self.experiment.config.newcomers:
             joining = range(self.program.clients, len(self.experiment.data))
-            self._score(r, joining, ("received", "adapted"), clients, sheet, "newcomers")
+            ask = Ask(("received", "adapted"), self.splits, self._model)
+            for cid, scores in self._scores(now, joining, ask, clients):
+                sheet.add(cid, scores, "newcomers")
+
+    def _score_members(
+        self,
+        now: Round,
+        done: Round,
+        present: list[int],
+        clients: Mapping[int, State],
+        sheet: ScoreSheet,
+    ) -> None:
+        answered = list(done.ups)
+        ids = answered if self.protocol.clients == "cohort" else present
+        moments = tuple(sorted(self._moments - {"trained", "final"}))
+        if self.protocol.model == "global" and self.protocol.on == "shared":
+            self._score_shared_tests(now, sheet)
+            splits = tuple(split for split in self.splits if split == "val")
+            ask = Ask(moments, splits, "global")
+        else:
+            ask = self._ask_clients(moments)
+        self._score(now, ids, ask, clients, sheet)
+        if done.plan.kind == "train" and self._everybody_trains:
+            # From what this round sent, as the participants: `now` holds what they made of it.
+            absent = sorted(set(present) - set(answered))
+            self._score(done, absent, self._ask_clients(("trained",)), clients, sheet)
+
+    @property
+    def _model(self) -> Literal["personal", "global"]:
+        return "global" if self.protocol.model == "global" else "personal"
+
+    @property
+    def _everybody_trains(self) -> bool:
+        """Are those who were not in the round trained too, on copies, for the result?"""
+        return self.protocol.moment == "trained" and self.protocol.clients == "all"
+
+    def _moments_of_members(self) -> set[Moment]:
+        if self.protocol.model == "global":
+            return {"received"}
+        curve = curve_at(self.protocol).moment
+        if self.protocol.clients == "new":
+            return {curve, *self.protocol.also}
+        return {curve, result_at(self.protocol).moment, *self.protocol.also}
 
     def _due(self, plan: Plan) -> bool:
         return plan.t % self.experiment.config.eval_every == 0 or plan.t == self.last_round
 
-    def _moments_after(self, plan: Plan) -> tuple[Moment, ...]:
-        if plan.kind == "adapt":
-            return ()  # it makes the final models, which are scored inside, and changes no other
-        moments = self._moments - {"trained", "final"}
-        if self.protocol.moment == "final" and plan.kind == "train":
-            moments.add("received")  # the curve of a method that adapts only at the end
-        return tuple(sorted(moments))
+    def _ask_clients(self, moments: tuple[Moment, ...]) -> Ask:
+        return Ask(moments, self.splits, self._model, self.protocol.on == "shared")
 
     def _score(
         self,
         r: Round,
         ids: Sequence[int],
-        moments: tuple[Moment, ...],
+        ask: Ask,
         clients: Mapping[int, State],
         sheet: ScoreSheet,
-        group: Group = "clients",
     ) -> None:
-        if not ids or not moments:
-            return
-        ask = Ask(moments, self.protocol.splits, self.protocol.model)
+        for cid, scores in self._scores(r, ids, ask, clients):
+            self.enter(cid, scores, sheet)
+
+    def _scores(
+        self, r: Round, ids: Sequence[int], ask: Ask, clients: Mapping[int, State]
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
+        """Scores under the server's state of `r`, with what the clients keep."""
+        if not ids or not ask.moments or not ask.splits:
+            return iter(())
 
         def job(cid: int) -> Job:
-            return Job(cid, send(r, cid), clients.get(cid))
+            # A global model is the server's, whatever a method would send to this client.
+            down = self._global_model(r) if ask.model == "global" else send(r, cid)
+            return Job(cid, down, clients.get(cid))
 
-        for cid, scores in self.engine.evaluate(ids, job, ask):
-            sheet.add(cid, scores, group)
+        return self.engine.evaluate(ids, job, ask)
 
-    def _score_shared(self, r: Round, sheet: ScoreSheet) -> None:
-        """The global model on every shared test set, under the split that the protocol reports."""
+    def _global_model(self, r: Round) -> Down:
+        return Down(r.plan, {METHOD: r.server[METHOD]})
+
+    def _score_shared_tests(self, r: Round, sheet: ScoreSheet) -> None:
+        """The global model on every shared test set."""
         tests = [shared_test_id(i) for i in range(len(self.experiment.data.shared_tests))]
-        message = Down(r.plan, {METHOD: r.server[METHOD]})
         ask = Ask(("received",), ("test",), "global")
-        for cid, scores in self.engine.evaluate(tests, lambda i: Job(i, message, None), ask):
-            split = self.protocol.split
-            named = [replace(score, split=split) for score in scores]
-            sheet.add(shared_test_id(cid), named, "shared tests")
+        for cid, scores in self._scores(r, tests, ask, {}):
+            sheet.add(shared_test_id(cid), scores, "shared tests")

@@ -15,13 +15,15 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.program import Program
-from fedloom.core.protocol import PROTOCOLS, Protocol
+from fedloom.core.protocol import Protocol, parse_protocol
+from fedloom.core.score import SplitName
 from fedloom.data import FederatedData, Partition, RemoteData, federate, load
 from fedloom.data.registry import registered
-from fedloom.errors import BadInput, UnknownName
+from fedloom.errors import BadInput
 from fedloom.methods import describe, parse_method, training_settings, with_run_settings
 from fedloom.models import ModelSpec, build_model
 from fedloom.runs.config import RunConfig
+from fedloom.runs.initial_weights import begin_with
 
 log = logging.getLogger("fedloom")
 
@@ -39,7 +41,18 @@ class Experiment:
     program: Program
     data: FederatedData | RemoteData
     protocol: Protocol
+    """As settled for this method and data."""
     plans: list[Plan]
+
+    @property
+    def splits(self) -> tuple[SplitName, ...]:
+        """What is scored at the clients: the result's rows, and validation rows if there are any.
+
+        Sites of a deployment know themselves which rows they have.
+        """
+        split = self.protocol.split
+        has_val = isinstance(self.data, RemoteData) or _some_rows(self.data, "val")
+        return (split, "val") if has_val and split != "val" else (split,)
 
     @classmethod
     def build(
@@ -59,26 +72,28 @@ class Experiment:
                 f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
             )
         name, nets = _nets(config, model, divided)
-        program = Program(filled, nets, clients, config.seed)
+        start = _start(config, nets)
+        protocol = parse_protocol(config.protocol)
+        program = Program(
+            filled,
+            nets,
+            clients,
+            config.seed,
+            head_epochs=protocol.head_epochs,
+            newcomer_epochs=protocol.newcomer_epochs,
+        )
         _check_enough(program, config)
-        protocol = find_protocol(config.protocol)
-        protocol.check(program)
+        protocol = protocol.settled(program, shared_tests=bool(divided.shared_tests))
         _check_data(protocol, divided, config.newcomers)
         resolved = config.changed(
             method=describe(filled, full=True),
             title=config.title or config.method,
             model=name,
+            start=start,
             clients=len(divided),
             **training_settings(filled),
         )
         return cls(resolved, program, divided, protocol, _plans(program, config, protocol))
-
-
-def find_protocol(name: str) -> Protocol:
-    """An evaluation protocol by its preset's name."""
-    if name not in PROTOCOLS:
-        raise UnknownName("protocol", name, PROTOCOLS)
-    return PROTOCOLS[name]
 
 
 def _method(config: RunConfig, method: Method | None) -> Method:
@@ -154,6 +169,17 @@ def _nets(
     return name, nets
 
 
+def _start(config: RunConfig, nets: Sequence[Net]) -> str | None:
+    """Begin the networks with what the configuration names; its path and digest."""
+    if config.start is not None:
+        return begin_with(nets, config.start, config.start_without or "")
+    if config.start_without is not None:
+        raise BadInput(
+            f"start_without = {config.start_without!r} leaves out tensors of start; set start too"
+        )
+    return None
+
+
 def _warn_of_fixed_weights(specs: Sequence[ModelSpec]) -> None:
     """Somebody who averages over seeds should know that these do not decide the first weights."""
     for spec in specs:
@@ -210,10 +236,17 @@ def _check_data(protocol: Protocol, data: FederatedData | RemoteData, newcomers:
         )
     if isinstance(data, RemoteData):
         return  # the sites know their rows
-    rows = data.partition.clients
-    for split in protocol.splits if protocol.on == "clients" else ():
-        if not any(len(getattr(r, split)) for r in rows):
+    needed = {protocol.split} if protocol.on == "clients" else set()
+    if protocol.select == "best_val":
+        needed.add("val")
+    for split in sorted(needed):
+        if not _some_rows(data, split):
             raise BadInput(
                 f"no client has {split} rows, which this protocol scores;"
                 f" choose a split with {split} rows, for instance 'merged(train=0.6, val=0.2)'"
             )
+
+
+def _some_rows(data: FederatedData, split: str) -> bool:
+    """Has any client rows of this split?"""
+    return any(len(getattr(rows, split)) for rows in data.partition.clients)

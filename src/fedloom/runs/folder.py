@@ -7,7 +7,6 @@ import os
 import platform
 import shutil
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Self
 
@@ -18,6 +17,7 @@ from filelock import FileLock, Timeout
 from fedloom.errors import RunFolderError
 from fedloom.files import sync_folder, write_atomic, write_json
 from fedloom.record import FORMAT
+from fedloom.version import __version__
 
 _LOCK = "fedloom.lock"
 _PID = "fedloom.pid"
@@ -27,13 +27,9 @@ _LOGS = ("tensorboard", "wandb", "mlflow")
 def current_versions() -> dict[str, str | int]:
     """What computes: the versions and the thread count that decide a run's last bits; and the
     format in which the folder is written."""
-    try:
-        fedloom = version("fedloom")
-    except PackageNotFoundError:
-        fedloom = "not installed"
     return {
         "format": FORMAT,
-        "fedloom": fedloom,
+        "fedloom": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,

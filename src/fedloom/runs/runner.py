@@ -6,8 +6,7 @@ import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan
@@ -22,6 +21,7 @@ from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, Summary
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
+from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.evaluation import Evaluator, ScoreSheet
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
@@ -32,6 +32,19 @@ from fedloom.runs.watcher import Stop, Watcher
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
+
+
+@dataclass(frozen=True)
+class EarlyEnd:
+    """Where a watcher's `Stop` ends the training; kept in checkpoints."""
+
+    reason: str
+    finish: bool
+    """Whether what comes after the training still happens."""
+    plans: int
+    """How many of the experiment's plans are done, up to the last training round."""
+    of_rounds: int
+    """The rounds that were asked for; a run that is given more goes on."""
 
 
 class Runner:
@@ -48,7 +61,9 @@ class Runner:
         watchers: Sequence[Watcher] = (),
     ) -> None:
         self.experiment, self.engine, self.folder = experiment, engine, folder
-        self.program, self.watchers = experiment.program, watchers
+        self.program = experiment.program
+        early_stop = experiment.config.early_stop
+        self.watchers = [*watchers, *([] if early_stop is None else [EarlyStop(early_stop)])]
         self.server: State = initial_server(self.program)
         self.clients = ClientStates(
             int(experiment.config.memory * 2**20), None if folder is None else folder.path
@@ -58,7 +73,7 @@ class Runner:
         self.records: list[RoundRecord] = []
         self.warnings: list[str] = []
         self.done = 0
-        self._stopped: dict[str, Any] | None = None
+        self._early_end: EarlyEnd | None = None
         self._evaluator = Evaluator(experiment, engine)
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
@@ -108,10 +123,10 @@ class Runner:
         self._totals = dict(snapshot.totals)
         self._checkpoints, self._saved = checkpoints, snapshot.step
         self._ledger_bytes = snapshot.extra["ledger_bytes"]
-        stopped = snapshot.extra.get("stopped")
-        # A run that was stopped and then given more rounds goes on.
-        if stopped and stopped["of_rounds"] == self.experiment.config.rounds:
-            self._cut_plans(stopped)
+        if stored := snapshot.extra.get("early_end"):
+            early_end = EarlyEnd(**stored)
+            if early_end.of_rounds == self.experiment.config.rounds:
+                self._cut_plans(early_end)
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
         self.records = read_records(self.folder.metrics, RoundRecord)
@@ -122,7 +137,7 @@ class Runner:
         rounds = {record.round for record in self.records if record.kind == "train"}
         return Summary(
             method=describe(method),
-            result=choose(self.experiment.protocol, method, self.records),
+            result=choose(self.experiment.protocol, self.records),
             newcomers=newcomers(self.experiment.protocol, self.records),
             protocol=config.protocol,
             rounds=len(rounds),
@@ -135,7 +150,7 @@ class Runner:
             state_sha256=state_sha256(self.server, self.clients),
             partition_sha256=self.experiment.data.partition.fingerprint,
             run=None if self.folder is None else str(self.folder.path),
-            stopped=None if self._stopped is None else self._stopped["reason"],
+            stopped=None if self._early_end is None else self._early_end.reason,
             title=config.title,
         )
 
@@ -170,7 +185,7 @@ class Runner:
                 r.add(cid, None)
                 continue
             bytes_up += nbytes(up.state)
-            sheet.add(cid, up.scores)
+            self._evaluator.enter(cid, up.scores, sheet)
             if self._ledger is not None:
                 self._ledger.enter(cid, up)
             with timed("aggregation"):
@@ -196,7 +211,7 @@ class Runner:
             scores=scores,
             absent=absent,
             notes=jsonable(r.notes),
-            headline=headline(self.experiment.protocol, self.program.method, scores),
+            headline=headline(self.experiment.protocol, scores),
         )
         self._commit(record, server, kept)
 
@@ -237,13 +252,12 @@ class Runner:
     def _tell_watchers(self, record: RoundRecord) -> None:
         for watcher in self.watchers:
             stop = watcher.step(self, record)
-            if stop is None or self._stopped is not None:
+            if stop is None or self._early_end is not None:
                 continue
             end = self.done + self._needs_another_round(stop, record)
             if any(plan.kind == "train" for plan in self.plans[end:]):
-                self._cut_plans(
-                    {**asdict(stop), "step": end, "of_rounds": self.experiment.config.rounds}
-                )
+                rounds = self.experiment.config.rounds
+                self._cut_plans(EarlyEnd(stop.reason, stop.finish, end, rounds))
 
     def _needs_another_round(self, stop: Stop, record: RoundRecord) -> bool:
         """The last round measures what others may not: the run's number, where rounds are left out
@@ -258,20 +272,20 @@ class Runner:
         newcomers = self.experiment.config.newcomers > 0
         return record.headline is None or newcomers or whole_last_round
 
-    def _cut_plans(self, stopped: dict[str, Any]) -> None:
-        """End the training after as many plans as a watcher's stop says, and do what comes after
-        training as in a run that was meant to have so many rounds."""
-        training = self.experiment.plans[: stopped["step"]]
-        if self.experiment.protocol.full_last_round and stopped["finish"]:
+    def _cut_plans(self, early_end: EarlyEnd) -> None:
+        """End the training early, and do what comes after training as in a run that was meant to
+        have so many rounds."""
+        training = self.experiment.plans[: early_end.plans]
+        if self.experiment.protocol.full_last_round and early_end.finish:
             training[-1] = replace(training[-1], cohort="all")
         closing = [
             replace(plan, t=training[-1].t + 1)
-            for plan in self.experiment.plans[stopped["step"] :]
+            for plan in self.experiment.plans[early_end.plans :]
             if plan.kind != "train"
         ]
-        self._stopped = stopped
+        self._early_end = early_end
         self._evaluator.last_round = training[-1].t
-        self.plans = [*training, *(closing if stopped["finish"] else [])]
+        self.plans = [*training, *(closing if early_end.finish else [])]
 
     def _checkpoint_due(self) -> bool:
         """Every so many steps, and where training ends: from there more rounds can be added. The
@@ -310,7 +324,10 @@ class Runner:
             clients=self.clients,
             journal_bytes=self._journal.sync(),
             totals=self._totals,
-            extra={"ledger_bytes": self._ledger.sync(), "stopped": self._stopped},
+            extra={
+                "ledger_bytes": self._ledger.sync(),
+                "early_end": None if self._early_end is None else asdict(self._early_end),
+            },
         )
         with timed("saving"):
             self._checkpoints.save(snapshot, self._changed)

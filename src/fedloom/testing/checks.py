@@ -54,7 +54,7 @@ def check_one_round_trains(case: MethodCase) -> None:
     a tensor that the network does not have.
     """
     program = case.program()
-    up_to_first = program.schedule(1)[: -1 if program.method.adapt else None]
+    up_to_first = program.schedule(1)[: -1 if program.adapt else None]
     played = play(program, case.data, up_to_first)
     _require_finite(played)
     trained = [answer for answer in played.answers if answer.plan.kind == "train"]

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedloom.core.data import Federation
+from fedloom.core.data import Federation, data_of
 from fedloom.core.program import Program
 from fedloom.core.site import CPU
 from fedloom.engines.flower.engine import Flower, Line, Roster
@@ -115,7 +115,7 @@ class InProcess(Flower):
         def node(context: Context) -> Node:
             cid = int(context.node_config["client"])
             store = SiteStore(sites / str(cid))
-            return Node(program, data.client(cid), store, self.device)
+            return Node(program, data_of(data, cid), store, self.device)
 
         app = client_app(node, lambda context: dict(context.node_config))
         # Newcomers, who never train, are tested too.

@@ -1,0 +1,43 @@
+"""Ending a training that no longer improves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedloom.record import RoundRecord
+from fedloom.runs.watcher import RunView, Stop, Watcher
+
+
+@dataclass(frozen=True)
+class EarlyStop(Watcher):
+    """Ends the training when its best evaluation is `evaluations` old, as DBE's program does.
+
+    It looks at the curve of the run, on validation rows where they are scored, and on the split
+    that the protocol reports where there are none. The first of equal evaluations is the best.
+    """
+
+    evaluations: int
+
+    def step(self, run: RunView, record: RoundRecord) -> Stop | None:
+        """Stop, if no newer evaluation is better than one that is so old."""
+        curve = [(r.round, value) for r in run.records if (value := _value(r)) is not None]
+        if _value(record) is None:
+            return None
+        best, highest = max(curve, key=lambda one: one[1])
+        since = sum(t > best for t, _ in curve)
+        if since < self.evaluations:
+            return None
+        return Stop(
+            f"no evaluation after round {best} was better than its {highest:.4f}"
+            f" (early_stop = {self.evaluations})"
+        )
+
+
+def _value(record: RoundRecord) -> float | None:
+    """The number of the curve after a round, of validation rows where there are any."""
+    if record.headline is None:
+        return None
+    validation = record.score(replace(record.headline.at, split="val"))
+    if validation is None:
+        return record.headline.value
+    return validation.spread(record.headline.metric).mean
