@@ -16,14 +16,10 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.client import client
 from fedloom.core.net import METHOD, Net
 from fedloom.core.rng import rng_scope
-from fedloom.core.round import Round, send
-from fedloom.core.site import Visit
 from fedloom.core.tree import Tree
-from reproduce.parity.harness import Batches, Played, Recorded, module_of, under
-from reproduce.parity.harness import _writing_down as writing_down
+from reproduce.parity.harness import Batches, Recorded, module_of, under
 
 
 class Idle:
@@ -70,13 +66,6 @@ def without_a_gpu() -> None:
 
     torch.Tensor.cuda = stay
     nn.Module.cuda = stay
-
-
-def standing_in(name: str, **contents: Any) -> None:
-    """A module of ours under the name of one of theirs: how a script gets our data and model."""
-    module = ModuleType(name)
-    vars(module).update(contents)
-    sys.modules[name] = module
 
 
 class AllRoundsSeen(Exception):
@@ -184,7 +173,7 @@ def models(recorded: Recorded) -> list[Tree]:
 def models_and_tuned(recorded: Recorded) -> list[Tree]:
     """The models of every round, and after the last the fine-tuned one of every client."""
     tuned: Tree = {}
-    for cid, state in adapted(recorded).kept.items():
+    for cid, state in recorded.adapted.kept.items():
         tuned |= under(f"client {cid}", state["final/model"])
     return [*models(recorded), tuned]
 
@@ -205,18 +194,3 @@ def matching(theirs: Sequence[Tree], ours: Sequence[Tree]) -> list[Tree]:
     return [
         {k: other[k] for k in mine if k in other} for mine, other in zip(ours, theirs, strict=True)
     ]
-
-
-def adapted(recorded: Recorded) -> Played:
-    """fedloom's fine-tuning before the final test, of every client after the last round."""
-    program, last = recorded.program, recorded.rounds[-1]
-    plan = next(p for p in program.schedule(len(recorded.trained)) if p.kind == "adapt")
-    cohort = list(range(program.clients))
-    r = Round(program, plan, last.server, cohort)
-    played = Played(plan, cohort, {}, {}, {}, last.server, {})
-    for cid in cohort:
-        played.down[cid] = send(r, cid)
-        visit = Visit(program, cid, recorded.parity.data[cid], played.down[cid], last.kept.get(cid))
-        with writing_down(played.fits.setdefault(cid, [])):
-            played.up[cid], played.kept[cid] = client(visit)
-    return played

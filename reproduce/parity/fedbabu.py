@@ -16,13 +16,13 @@ from reproduce.parity.driving import (
     loaders,
     models,
     run_script,
-    standing_in,
 )
 from reproduce.parity.harness import (
     Batches,
     Deviation,
     Parity,
     Recorded,
+    empty_module,
     federation,
     two_layers,
     under,
@@ -71,12 +71,12 @@ def theirs(recorded: Recorded) -> list[Tree]:
         cid: [i for i, owner in enumerate(rows.of_client) if owner == cid]
         for cid in range(len(of_clients))
     }
-    standing_in(
+    empty_module(
         "utils.train_utils",
         get_data=lambda _: (rows, rows, users, users),
         get_model=lambda _: Model(recorded),
     )
-    standing_in("models.test", test_img_local_all=test, test_img=None, test_img_local=None)
+    empty_module("models.test", test_img_local_all=test, test_img=None, test_img_local=None)
     from models import Update
 
     Update.DataLoader = loader

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import adapted, without_a_gpu
+from reproduce.parity.driving import without_a_gpu
 from reproduce.parity.harness import (
     Deviation,
     Parity,
@@ -33,7 +33,7 @@ def ours(recorded: Recorded) -> list[Tree]:
     """The server's model of every round; after the last, the personal models."""
     rounds = [under("server", r.server["model"]) for r in recorded.rounds]
     personal: Tree = {}
-    for cid, state in adapted(recorded).kept.items():
+    for cid, state in recorded.adapted.kept.items():
         personal |= under(f"client {cid}", state["final/model"])
     return [*rounds, personal]
 
@@ -68,7 +68,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
     }
     server = node(recorded, begin(Model(recorded), recorded.initial), None)
     seen = [under("server", named(server.model)) for _ in run(recorded, "fedetf", clients, server)]
-    tuned = adapted(recorded)
+    tuned = recorded.adapted
     for cid in range(count):
         clients[cid].local_data.queue = tuned.epochs(cid)
     Client_personalization(arguments("fedetf"), clients, server, range(count))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from typing import Any
 from unittest import mock
@@ -46,8 +45,6 @@ def ours(recorded: Recorded) -> list[Tree]:
 
 def theirs(recorded: Recorded) -> list[Tree]:
     """Their loop over rounds; it is looked at where the prototypes are averaged."""
-    checkout = sys.path[0]
-    sys.path.insert(0, f"{checkout}/exps")
     import federated_main
     import update
 
@@ -110,6 +107,7 @@ PARITY = Parity(
     net=two_layers,
     ours=ours,
     theirs=theirs,
+    folder="exps",
     patches=(absent("tensorboardX", "torchvision", "torchvision.models"),),
     deviations=(
         Deviation(

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import models, standing_in
+from reproduce.parity.driving import models
 from reproduce.parity.harness import (
     Batches,
     Deviation,
     Parity,
     Recorded,
+    empty_module,
     federation,
     module_of,
     play,
@@ -65,10 +66,8 @@ def noise_of(recorded: Recorded) -> list[Tensor]:
 
 def theirs(recorded: Recorded) -> list[Tree]:
     """Their model of every client, its training and its averaging."""
-    checkout = sys.path[0]
-    sys.path.insert(0, f"{checkout}/src")
-    standing_in("torchvision")
-    standing_in("torchvision.models", resnet18=lambda pretrained: BackBone(recorded))
+    empty_module("torchvision")
+    empty_module("torchvision.models", resnet18=lambda pretrained: BackBone(recorded))
     sys.modules["torchvision"].models = sys.modules["torchvision.models"]
     from methods import base
     from methods.FedSR import Model
@@ -147,6 +146,7 @@ PARITY = Parity(
     net=two_layers,
     ours=models,
     theirs=theirs,
+    folder="src",
     deviations=(
         Deviation(
             what="norm of the representation",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -22,14 +21,12 @@ def ours(recorded: Recorded) -> list[Tree]:
     for r in recorded.rounds:
         tree = {f"server/{k}": v.clone() for k, v in r.server["model"].items()}
         choices = [r.up[cid].state["hypcluster"]["choice"] for cid in r.cohort]
-        rounds.append({**tree, "choices": torch.stack(choices)})
+        rounds.append({**tree, "server/choices": torch.stack(choices)})
     return rounds
 
 
 def theirs(recorded: Recorded) -> list[Tree]:
     """Their experiment on MNIST, whose rows and first models are ours."""
-    checkout = sys.path[0]
-    sys.path.insert(0, f"{checkout}/mnist")
     from train_cluster_mnist import TrainMNISTCluster
 
     members = recorded.parity.data
@@ -49,7 +46,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
         experiment.train(choices, lr=experiment.lr_schedule(t))
         states = [model.state_dict() for model in experiment.models]
         tree = {f"server/{k}": torch.stack([state[k] for state in states]) for k in states[0]}
-        seen.append({**tree, "choices": torch.tensor([int(c) for c in choices])})
+        seen.append({**tree, "server/choices": torch.tensor([int(c) for c in choices])})
     return seen
 
 
@@ -73,6 +70,7 @@ PARITY = Parity(
     net=two_layers,
     ours=ours,
     theirs=theirs,
+    folder="mnist",
     patches=(absent("torchvision", "torchvision.datasets"),),
     deviations=(
         Deviation(

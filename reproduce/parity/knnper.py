@@ -75,6 +75,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
         log_freq=100,
         global_train_logger=mock.MagicMock(),
         global_test_logger=mock.MagicMock(),
+        seed=0,
     )
     seen = []
     for r in recorded.rounds:

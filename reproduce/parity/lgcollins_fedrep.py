@@ -12,13 +12,11 @@ from reproduce.parity.driving import (
     AllRoundsSeen,
     Classifier,
     Rows,
-    adapted,
     all_used,
     loaders,
     run_script,
-    standing_in,
 )
-from reproduce.parity.harness import Batches, Deviation, Recorded, under
+from reproduce.parity.harness import Batches, Deviation, Recorded, empty_module, under
 
 REPOSITORY = "lgcollins/FedRep"
 COMMIT = "d82e62982e107bb3322541604f059c0ff28bd289"
@@ -48,7 +46,7 @@ def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
     if recorded.program.method.adapt:
         turns += 1
         for cid, of_client in enumerate(of_clients):
-            of_client.queue += adapted(recorded).epochs(cid)
+            of_client.queue += recorded.adapted.epochs(cid)
 
     def loader(dataset: Any, batch_size: int, shuffle: bool) -> Batches:
         if len(seen) == turns:
@@ -71,13 +69,13 @@ def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
 
     indices = np.arange(len(rows))
     users = {cid: indices[np.equal(rows.of_client, cid)] for cid in range(len(of_clients))}
-    standing_in(
+    empty_module(
         "utils.train_utils",
         get_data=lambda _: (rows, rows, users, users),
         get_model=model,
         read_data=None,
     )
-    standing_in("models.test", test_img_local_all=test, test_img_local=None)
+    empty_module("models.test", test_img_local_all=test, test_img_local=None)
     from models import Update
 
     Update.DataLoader = loader

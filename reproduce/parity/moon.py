@@ -16,11 +16,10 @@ from reproduce.parity.driving import (
     all_used,
     loaders,
     run_script,
-    standing_in,
     uploads,
     without_a_gpu,
 )
-from reproduce.parity.harness import Batches, Parity, Recorded, federation, under
+from reproduce.parity.harness import Batches, Parity, Recorded, empty_module, federation, under
 
 METHOD = (
     "fedavg(lr=0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.00001)"
@@ -64,14 +63,14 @@ def theirs(recorded: Recorded) -> list[Tree]:
         return own, own, range(len(y)), range(1)
 
     owners = {cid: [cid] * n for cid, n in enumerate(sizes)}  # as long as the client's rows are
-    standing_in(
+    empty_module(
         "utils",
         compute_accuracy=compute_accuracy,
         get_dataloader=get_dataloader,
         mkdirs=lambda folder: Path(folder).mkdir(parents=True, exist_ok=True),
         partition_data=lambda *_, **__: (None, y, None, y, owners, None),
     )
-    standing_in("model", ModelFedCon=lambda *_: Model(recorded))
+    empty_module("model", ModelFedCon=lambda *_: Model(recorded))
     options = {
         "alg": "moon",
         "dataset": "cifar10",
