@@ -176,6 +176,16 @@ def test_replace_can_read_another_stage() -> None:
     assert outputs(net) == {"input": 1, "stem": 2, "body": 6, "head": 14}
 
 
+def test_reconnect_keeps_module_weights_and_what_can_be_trained() -> None:
+    net = Net((1,), stem=linear(2), body=linear(3), head=linear(5))
+    net(net.tree(), torch.ones(1, 1))
+    net.reconnect("head", reads="stem")
+    assert outputs(net) == {"input": 1, "stem": 2, "body": 6, "head": 10}
+    assert "head.weight" in net.params
+    with pytest.raises(UnknownName, match="stem"):
+        net.reconnect("head", reads="stm")
+
+
 def test_frozen_parameters_are_not_trained_but_travel() -> None:
     fixed = linear(3).requires_grad_(False)
     net = Net((1,), body=linear(2), head=fixed)
