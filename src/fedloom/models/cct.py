@@ -120,7 +120,8 @@ def cct7_3x1(shape: tuple[int, ...], classes: int, dropout: float = 0.1, depth: 
     One 3x3 convolution with pooling makes the tokens; 7 layers of 4 heads and dimension 256, a
     perceptron of 512; attention dropout and stochastic depth (rising to it over the layers) 0.1.
 
-    Deviations: FedBR's Table 7 gives 22.4 million parameters; this network has 3.8 million.
+    Deviations: FedBR's Table 7 gives 22.4 million parameters, which is the size of CCT-14/7x2; the
+    network that its text names, cct_7_3x1_32_c100, has these 3.8 million.
     """
     require_image("cct7_3x1", shape, least=2, instead="mlp")
     conv = _TokenConv(shape[0], _DIM, 3, padding=1, bias=False)
