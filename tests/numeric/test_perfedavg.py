@@ -15,8 +15,8 @@ import torch
 from quadratic import Play, Squares, full, linear, point, product, rows, server_value, value
 from torch import nn
 
+from fedloom.core.adaptation import adapt
 from fedloom.core.data import ClientData
-from fedloom.core.evaluate import adapt
 from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
@@ -114,7 +114,8 @@ def test_the_inner_step_has_the_runs_decay_but_no_weight_decay():
     assert server_value(play) == 12.6875
     heavy = replace(slow, opt=full(0.25, decay=0.5, weight_decay=0.5, momentum=0.9, clip=0.1))
     play.program = Program(heavy, point(16.0), 1, task=Squares())
-    site = adapt(play.adapt().site(0))
+    site = play.adapt().site(0)
+    adapt(site)
     assert value(play.own[0]["final/model"]) == 12.6875 * 7 / 8
     assert value(site.w) == 12.6875 / 2  # round 1's alpha again
 
