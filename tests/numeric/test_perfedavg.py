@@ -15,8 +15,8 @@ import torch
 from quadratic import Play, Squares, full, linear, point, product, rows, server_value, value
 from torch import nn
 
+from fedloom.core.adaptation import adapt
 from fedloom.core.data import ClientData
-from fedloom.core.evaluate import adapt
 from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program

@@ -297,6 +297,30 @@ def test_a_run_without_a_scored_round_has_no_numbers(tmp_path: Path) -> None:
     assert numbers.best_row(group) is None
 
 
+def with_shared_tests() -> fl.FederatedData:
+    """Three clients and two test sets that belong to none of them."""
+    data = digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8))
+    y = np.asarray(data.source.y)
+    shared = {"low": np.flatnonzero(y < 3)[-40:], "high": np.flatnonzero(y > 3)[-40:]}
+    return replace(data, partition=replace(data.partition, shared=shared))
+
+
+def test_test_sets_are_not_compared_with_clients(tmp_path: Path) -> None:
+    """Protocol fedbr tests FedAvg's global model on two sets, and Local's three models on both."""
+    data = with_shared_tests()
+    out = str(tmp_path)
+    fl.compare(["fedavg", "local", "fedper"], data, seeds=[0], rounds=1, protocol="fedbr", out=out)
+    group = one_group(tmp_path)
+    fedavg, local, fedper = (row(group, label) for label in ("fedavg", "local", "fedper"))
+    assert numbers.gains(fedavg, local) is None
+    assert numbers.paired(fedavg, local) is None
+    gain = numbers.gains(fedper, local)
+    assert gain is not None
+    assert [cid for _, cid in gain.clients] == [0, 1, 2]
+    names = [fedavg.runs[0].name_of(1), local.runs[0].name_of(1)]
+    assert names == ["high", "1"]
+
+
 @pytest.mark.parametrize(
     ("method", "protocol"),
     [
@@ -310,10 +334,7 @@ def test_a_run_without_a_scored_round_has_no_numbers(tmp_path: Path) -> None:
 )
 def test_clients_of_a_result_average_to_it(method: str, protocol: str, tmp_path: Path) -> None:
     """Whichever rounds a protocol chose, the clients' numbers are of those rounds."""
-    data = digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8))
-    y = np.asarray(data.source.y)
-    shared = {"low": np.flatnonzero(y < 3)[-40:], "high": np.flatnonzero(y > 3)[-40:]}
-    data = replace(data, partition=replace(data.partition, shared=shared))
+    data = with_shared_tests()
     fl.run(method, data, rounds=7, protocol=protocol, lr=0.5, out=str(tmp_path / "run"))
     run = StoredRun.read(tmp_path / "run")
     results = run.client_results.values()

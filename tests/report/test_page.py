@@ -259,18 +259,18 @@ def test_the_model_of_a_column_is_named(tmp_path: Path) -> None:
 
 
 def test_a_weighted_accuracy_is_not_what_is_tested(tmp_path: Path) -> None:
-    for protocol in ("dbe", "fedloom"):
+    for average in ("samples", "uniform"):
         for seed in range(2):
             for method, values in (("fedavg", (0.5, 0.6)), ("fedper", (0.6, 0.8 + seed / 10))):
-                path = tmp_path / protocol / f"{method}{seed}"
-                write_run(path, method, [values], seed=seed, protocol=protocol)
+                path = tmp_path / average / f"{method}{seed}"
+                write_run(path, method, [values], seed=seed, protocol=f"dbe(average={average})")
     pages = {
-        protocol: Page(report([tmp_path / protocol], tmp_path / f"{protocol}.html"))
-        for protocol in ("dbe", "fedloom")
+        average: Page(report([tmp_path / average], tmp_path / f"{average}.html"))
+        for average in ("samples", "uniform")
     }
     times = {p: page.source.count("unweighted over clients") for p, page in pages.items()}
-    assert times == {"dbe": 3, "fedloom": 0}  # two columns and the sentence about the test
-    assert "; unweighted over clients, unlike the accuracies." in pages["dbe"].text
+    assert times == {"samples": 3, "uniform": 0}  # two columns and the sentence about the test
+    assert "; unweighted over clients, unlike the accuracies." in pages["samples"].text
 
 
 def test_clients_beside_a_reference_are_of_the_seeds_both_have(tmp_path: Path) -> None:

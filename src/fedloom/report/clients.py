@@ -258,8 +258,8 @@ def client_cell(group: RunGroup, key: ClientKey) -> Cell:
 
 
 def _run_of(group: RunGroup, key: ClientKey) -> StoredRun:
-    """A run with the client's partition."""
-    return next(run for run in group.runs if run.partition == key[0])
+    """A run with the client's partition, or with the test set."""
+    return next(run for run in group.runs if key[0] in (run.tested, run.partition))
 
 
 def _name(group: RunGroup, key: ClientKey) -> str:

@@ -306,7 +306,7 @@ class GainLine:
 
 def client_means(row: MethodRuns) -> dict[ClientKey, ClientResult]:
     """Each client's accuracy, mean over the seeds with its partition."""
-    return mean_results([(run.partition, run.client_results) for run in row.shown])
+    return mean_results([(run.tested, run.client_results) for run in row.shown])
 
 
 def newcomer_means(row: MethodRuns) -> dict[ClientKey, ClientResult]:
@@ -318,7 +318,7 @@ def head_means(row: MethodRuns) -> dict[str, dict[ClientKey, ClientResult]]:
     """Single head -> the same of that head alone."""
     heads = dict.fromkeys(head for run in row.shown for head in run.single_heads)
     return {
-        head: mean_results([(run.partition, run.single_heads.get(head, {})) for run in row.shown])
+        head: mean_results([(run.tested, run.single_heads.get(head, {})) for run in row.shown])
         for head in heads
     }
 

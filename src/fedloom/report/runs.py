@@ -97,7 +97,12 @@ class StoredRun:
     @property
     def unit(self) -> Unit:
         """What it shares with the runs it can be compared with."""
-        return self.config.seed, self.partition
+        return self.config.seed, self.tested
+
+    @property
+    def tested(self) -> str:
+        """Whose the result's values are: the clients of a partition, or its shared test sets."""
+        return f"{self.partition}/shared tests" if self.on_shared_tests else self.partition
 
     @cached_property
     def method(self) -> str:

@@ -84,7 +84,7 @@ class Evaluator:
         now = Round(self.program, plan, server)
         if plan.kind != "adapt":  # which makes the final models, scored inside, and no other
             self._score_members(now, done, present, clients, sheet)
-        if last and self.experiment.config.newcomers:
+        if last and self.experiment.config.newcomers and self.protocol.on == "clients":
             joining = range(self.program.clients, len(self.experiment.data))
             ask = Ask(("received", "adapted"), self.splits, self._model)
             for cid, scores in self._scores(now, joining, ask, clients):
