@@ -5,41 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedloom.data.hub import KNOWN, mirror
-from fedloom.data.known import EMBEDDED
+from fedloom.data.known import EMBEDDED, known_name
+from fedloom.data.options import Options
 from fedloom.data.registry import register_data
 from fedloom.errors import BadInput
 from fedloom.expression import parse_one
-from fedloom.registry import squash
+
+
+def data_name(data: str) -> str:
+    """A data set without its options; a path as it is."""
+    known = known_name(data, Options())
+    return data if known is None else known[0]
 
 
 def where_from(data: str) -> str:
     """Where data that is not at hand would be fetched from; empty where it is at hand."""
-    name = known_name(data)
-    if name is None:
+    known = known_name(data, Options())
+    if known is None:
         here = _is_registered(data) or Path(data).expanduser().exists() or mirror(data)
         return "" if here else f"the path {data}"
-    if name == EMBEDDED or mirror(name) is not None:
+    name, options = known
+    if name == EMBEDDED or mirror(name, options.subset) is not None:
         return ""
     repository = KNOWN[name].repo
     folder = f"a folder {name} in FEDLOOM_DATA"
     return folder if repository is None else f"hub repository {repository}, or {folder}"
 
 
-def known_name(data: str) -> str | None:
-    """The known data set that an expression names; None: a path, or something registered."""
-    written = _name(data)
-    names = {squash(name): name for name in (EMBEDDED, *KNOWN)}
-    return None if written is None else names.get(squash(written))
-
-
 def _is_registered(data: str) -> bool:
-    name = _name(data)
-    return name is not None and name in register_data
-
-
-def _name(data: str) -> str | None:
-    """The name of an expression; None: it is none, and so a path."""
     try:
-        return parse_one(data).name
+        return parse_one(data).name in register_data
     except BadInput:
-        return None
+        return False  # no expression, and so a path

@@ -10,21 +10,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
+from fedloom.core.method import Method
+from fedloom.core.term import Term
 from fedloom.data import FederatedData
 from fedloom.expression import parse
 from fedloom.launch.start import engine_of, start
+from fedloom.methods import parse_method
 from fedloom.reproduce.format import Cell, PaperTable
-from fedloom.reproduce.small_data import CLIENTS, TRAIN, small_federation, smallest_side
+from fedloom.reproduce.small_data import NEWCOMERS, TRAIN, small_federation, smallest_side
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import DIVIDING, Experiment
 
+Part = TypeVar("Part", bound=Term)
+
 ROUNDS = 2
-_STEPS = 2
+_REPEATED = ("epochs", "alternations")
+"""How the fields of methods end that say how often something is done."""
 _SAME_NUMBER = {"lr": 0.01, "momentum": 0.5, "weight_decay": 1e-4, "decay": 0.99, "clip": 10.0}
 """Numbers of which any will do, where they are set at all."""
 
@@ -74,8 +80,9 @@ class DryRuns:
             self._run(small.changed(**begin), data)
 
     def _run(self, config: RunConfig, data: FederatedData) -> None:
+        method = with_single_epochs(parse_method(config.method))
         with engine_of(config) as engine:
-            start(Experiment.build(config, None, data), engine)
+            start(Experiment.build(config, method, data), engine)
 
     def _federation(self, config: RunConfig) -> FederatedData:
         side = self._side(config)
@@ -98,14 +105,25 @@ def shrunk(config: RunConfig) -> RunConfig:
         **same,
         rounds=ROUNDS,
         epochs=None if config.epochs is None else 1,
-        steps=None if config.steps is None else min(config.steps, _STEPS),
+        steps=None if config.steps is None else 1,
         batch_size=TRAIN,
-        clients=CLIENTS,
+        clients=None,
         participation=1.0 if config.participation == 1 else 0.5,
-        newcomers=min(config.newcomers, 1),
+        newcomers=min(config.newcomers, NEWCOMERS),
         eval_every=1,
         diagnose_every=ROUNDS,
     )
+
+
+def with_single_epochs(method: Method) -> Method:
+    """The method with one epoch wherever its paper takes several."""
+    return _single(replace(method, terms=tuple(map(_single, method.terms))))
+
+
+def _single(part: Part) -> Part:
+    """A method or term that repeats nothing."""
+    names = [f.name for f in fields(part) if f.name.endswith(_REPEATED)]
+    return replace(part, **{name: 1 for name in names if (getattr(part, name) or 0) > 1})
 
 
 def _key(config: RunConfig, data: FederatedData) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedloom.files import write_atomic
 from fedloom.reproduce import shown
-from fedloom.reproduce.availability import known_name
+from fedloom.reproduce.availability import data_name
 from fedloom.reproduce.comparison import RULE, Line, lines
 from fedloom.reproduce.format import PaperTable
 from fedloom.reproduce.library import PAPERS
@@ -75,7 +75,7 @@ def _broke_down(line: Line) -> bool:
 
 def _data(table: PaperTable) -> str:
     """The data that the command needs and does not bring; the same on every machine."""
-    names = [known_name(data) or data for data in data_of(table)]
+    names = [data_name(data) for data in data_of(table)]
     return f" on {', '.join(dict.fromkeys(names))}" if names else ""
 
 

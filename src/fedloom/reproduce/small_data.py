@@ -18,29 +18,36 @@ from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import default_model
 
-CLIENTS = 3
-TRAIN, OTHER = 8, 4
+CLIENTS, NEWCOMERS = 2, 1
+"""That train, and that are kept out of training where the configuration does so."""
+TRAIN, OTHER = 4, 2
 """Rows of a client for training, and of each of its other splits."""
+SHARED_TESTS = 2
 ROWS_PER_CLASS = 12
 _ROWS_PER_CLIENT = 40
 """With which a partition is tried first."""
 _MOST_ROWS = 1_500_000
-_SIDES = (32, 64, 128)
-"""Sides of images that are tried in place of larger ones."""
+_SIDES = (16, 32, 64)
+"""Sides of images that are tried in place of larger ones, the smallest first."""
 _NO_INPUT = {"image": (1, 1, 1), "signal": (1, 1), "table": (1,), "text": (1,)}
 
 
 def small_federation(config: RunConfig, size: int | None) -> FederatedData:
     """Few clients with few rows, as the configuration divides data; images have this side."""
     source = small_source(config, size)
-    partition = _few(_divided(config, source), len(source))
-    return federate(
+    clients = CLIENTS + min(config.newcomers, NEWCOMERS)
+    partition = _few(_divided(config, source), clients, len(source))
+    data = federate(
         source,
         partition,
         seed=config.partition_seed,
         shift=config.shift,
         augment=config.augment,
     )
+    shared = dict(
+        list(data.partition.shared.items())[:SHARED_TESTS]
+    )  # a shift makes a set an angle
+    return replace(data, partition=replace(data.partition, shared=shared))
 
 
 def small_source(config: RunConfig, size: int | None) -> Source:
@@ -106,10 +113,10 @@ def _repeated(source: Source, copies: int) -> Source:
     )
 
 
-def _few(partition: Partition, rows: int) -> Partition:
+def _few(partition: Partition, count: int, rows: int) -> Partition:
     """The first clients and the last one, with some of the rows of each; rows beyond the source are
     copies of those within it."""
-    kept = [*range(min(len(partition), CLIENTS) - 1), len(partition) - 1]
+    kept = [*range(min(len(partition), count) - 1), len(partition) - 1]
     clients = [partition.clients[i] for i in kept]
     return Partition(
         [

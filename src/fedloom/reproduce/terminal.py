@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedloom.reproduce import shown
-from fedloom.reproduce.availability import known_name, where_from
+from fedloom.reproduce.availability import data_name, where_from
 from fedloom.reproduce.comparison import Line
 from fedloom.reproduce.format import PaperTable
 
@@ -42,9 +42,7 @@ def list_table(tables: Sequence[PaperTable]) -> Table:
         listed.add_column(head, justify="right")
     listed.add_column("data", overflow="fold")
     for table in tables:
-        data = [
-            (known_name(one) or one) + ("*" if where_from(one) else "") for one in data_of(table)
-        ]
+        data = [data_name(one) + ("*" if where_from(one) else "") for one in data_of(table)]
         runs = len(table.cells()) * len(table.seeds)
         counts = map(str, (len(table.columns), len(table.rows), runs))
         listed.add_row(table.id, Text(table.title), *counts, Text(", ".join(data)))
