@@ -43,7 +43,7 @@ def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
     seen: list[Tree] = []
     cohorts = [r.cohort for r in recorded.rounds]
     turns = len(cohorts)
-    if recorded.program.method.adapt:
+    if recorded.program.adapt:
         turns += 1
         for cid, of_client in enumerate(of_clients):
             of_client.queue += recorded.adapted.epochs(cid)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 import fedloom as fl
-from helpers import digits
+from helpers import digits, with_shared_tests
 
-
-def federation() -> fl.FederatedData:
-    """Four equal clients, and two test sets that belong to none of them."""
-    data = digits(*[((i, i + 1), 16) for i in range(4)])
-    y = np.asarray(data.source.y)
-    shared = {"low": np.flatnonzero(y < 3)[-20:], "high": np.flatnonzero(y > 3)[-30:]}
-    return replace(data, partition=replace(data.partition, shared=shared))
+DATA = with_shared_tests(digits(*[((i, i + 1), 16) for i in range(4)]))
+"""Four equal clients, which small engines train side by side."""
 
 
 @pytest.mark.parametrize("engine", ["vectorized", "pool", "flower"])
@@ -34,7 +26,7 @@ def test_every_engine_answers_a_protocol_alike(engine: str, method: str, protoco
     first, other = (
         fl.run(
             method,
-            federation(),
+            DATA,
             model="mlp(hidden=[8])",
             rounds=2,
             participation=0.5,

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 from folders import write_run
 from pandas import read_csv
@@ -20,7 +18,7 @@ from fedloom.report.curves import mean_curve
 from fedloom.report.export import csv_of
 from fedloom.report.groups import MethodRuns, RunGroup, group_runs
 from fedloom.report.runs import StoredRun, find_runs
-from helpers import digits
+from helpers import digits, with_shared_tests
 
 SEVEN = [(0.5, 0.1), (0.6, 0.3), (0.7, 0.2), (0.8, 0.5), (0.7, 0.6), (0.9, 0.4), (0.6, 0.6)]
 """Means .30 .45 .45 .65 .65 .65 .60; lowest .1 .3 .2 .5 .6 .4 .6."""
@@ -297,19 +295,13 @@ def test_a_run_without_a_scored_round_has_no_numbers(tmp_path: Path) -> None:
     assert numbers.best_row(group) is None
 
 
-def with_shared_tests() -> fl.FederatedData:
-    """Three clients and two test sets that belong to none of them."""
-    data = digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8))
-    y = np.asarray(data.source.y)
-    shared = {"low": np.flatnonzero(y < 3)[-40:], "high": np.flatnonzero(y > 3)[-40:]}
-    return replace(data, partition=replace(data.partition, shared=shared))
+THREE = with_shared_tests(digits(((0, 1), 12), ((2, 3), 20), ((0, 4), 8)))
 
 
 def test_test_sets_are_not_compared_with_clients(tmp_path: Path) -> None:
     """Protocol fedbr tests FedAvg's global model on two sets, and Local's three models on both."""
-    data = with_shared_tests()
     out = str(tmp_path)
-    fl.compare(["fedavg", "local", "fedper"], data, seeds=[0], rounds=1, protocol="fedbr", out=out)
+    fl.compare(["fedavg", "local", "fedper"], THREE, seeds=[0], rounds=1, protocol="fedbr", out=out)
     group = one_group(tmp_path)
     fedavg, local, fedper = (row(group, label) for label in ("fedavg", "local", "fedper"))
     assert numbers.gains(fedavg, local) is None
@@ -334,8 +326,7 @@ def test_test_sets_are_not_compared_with_clients(tmp_path: Path) -> None:
 )
 def test_clients_of_a_result_average_to_it(method: str, protocol: str, tmp_path: Path) -> None:
     """Whichever rounds a protocol chose, the clients' numbers are of those rounds."""
-    data = with_shared_tests()
-    fl.run(method, data, rounds=7, protocol=protocol, lr=0.5, out=str(tmp_path / "run"))
+    fl.run(method, THREE, rounds=7, protocol=protocol, lr=0.5, out=str(tmp_path / "run"))
     run = StoredRun.read(tmp_path / "run")
     results = run.client_results.values()
     assert len(results) == (2 if protocol == "fedbr" else 3)

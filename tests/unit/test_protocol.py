@@ -123,6 +123,13 @@ def test_a_comparison_takes_an_object_and_a_deployment_an_expression():
         Settings.read({"clients": 2, "protocol": "cohort(moments=received)"})
 
 
+def test_a_comparison_is_refused_before_its_first_run(tmp_path: Path):
+    """Of SphereFed's fixed classifier no head can be trained."""
+    with pytest.raises(BadInput, match="spherefed makes its predictions without a head"):
+        fl.compare(["fedavg", "spherefed"], protocol="fedcr", out=str(tmp_path / "all"), **SMALL)
+    assert not (tmp_path / "all").exists()
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
 def test_the_best_round_on_validation_rows_is_the_number_everywhere(method, tmp_path: Path):
     """In a run, in a comparison and in its table: the test score of the round that is best on

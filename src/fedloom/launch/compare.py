@@ -150,6 +150,9 @@ def compare(
     everything = [Given(method, data, model) for method in methods]
     base = everything[0].config(settings).imported()
     _check_methods(everything)
+    for given in everything:  # what the protocol or the network refuses should not wait either
+        experiment = replace(given, data=data).build(given.config(settings))
+        data = experiment.data  # decoded and divided once for all
     rows: list[Row] = []
     with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:
         for given in everything:
@@ -158,7 +161,6 @@ def compare(
                 config = given.config({**settings, "seed": seed})
                 config = config.changed(out=_folder(base.out, given.label, seed))
                 experiment = replace(given, data=data).build(config)
-                data = experiment.data  # decoded and divided once for all
                 over = len(rows) * len(seeds) + len(row.summaries)
                 watchers = [*(watch(given.label, over) if watch else ()), *bar(given.label, over)]
                 row.summaries.append(complete(experiment, engine, watchers, overwrite))

@@ -114,7 +114,7 @@ class FedEM(Method):
         if own:
             pi = own["pi"]
         else:
-            first_round = not s.newcomer and s.phase not in s.program.adapt
+            first_round = not s.newcomer and not s.tuning
             pi = mixture_weights(losses, steps=0 if first_round else NEWCOMER_STEPS)
         q = responsibilities(losses, pi)
         s.memo[self.name] = q
