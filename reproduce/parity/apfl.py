@@ -201,10 +201,10 @@ PARITY = Parity(
             flag="the program's step of w is made to wait for v's",
         ),
         Deviation(
-            what="alpha",
-            paper="moves along <grad f(m), v - w>",
-            code="once a round, after v and w have moved; the slope is multiplied by"
-            " alpha^2 + (1 - alpha)^2 and 0.02 alpha is added to it",
+            what="the step of alpha",
+            paper="along <grad f(m), v - w>, at the old values",
+            code="after v and w have moved; that slope times alpha^2 + (1 - alpha)^2, plus"
+            " 0.02 alpha",
             flag="learn_alpha=false on both sides",
         ),
     ),

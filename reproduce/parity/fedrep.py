@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import matching, models_and_tuned, without_bias
 from reproduce.parity.harness import Deviation, Parity, Recorded, federation
 from reproduce.parity.lgcollins_fedrep import (
     BIASES,
     COMMIT,
-    EQUAL_WEIGHTS,
     REPOSITORY,
     TRAINING,
+    WEIGHTS,
     drive,
 )
 
@@ -37,7 +39,7 @@ PARITY = Parity(
     theirs=theirs,
     cohorts=(None, None, None, (0, 2)),
     deviations=(
-        EQUAL_WEIGHTS,
+        replace(WEIGHTS, paper="the same for every client"),
         BIASES,
         Deviation(
             what="momentum of frozen tensors",

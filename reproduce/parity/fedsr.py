@@ -168,7 +168,7 @@ PARITY = Parity(
         ),
         Deviation(
             what="weights of the clients",
-            paper="the same for every client",
+            paper="open",
             code="the same for every client",
             flag="weighting=uniform",
         ),

@@ -8,9 +8,9 @@ from reproduce.parity.harness import Parity, Recorded, federation
 from reproduce.parity.lgcollins_fedrep import (
     BIASES,
     COMMIT,
-    EQUAL_WEIGHTS,
     REPOSITORY,
     TRAINING,
+    WEIGHTS,
     drive,
 )
 
@@ -32,5 +32,5 @@ PARITY = Parity(
     ours=models,
     theirs=theirs,
     cohorts=(None, None, None, (0, 2)),
-    deviations=(EQUAL_WEIGHTS, BIASES),
+    deviations=(WEIGHTS, BIASES),
 )

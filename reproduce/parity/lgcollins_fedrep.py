@@ -23,13 +23,13 @@ COMMIT = "d82e62982e107bb3322541604f059c0ff28bd289"
 TRAINING = "lr=0.1, batch_size=5, momentum=0.5, weight_decay=0.0001"
 BIASES = Deviation(
     what="weight decay of biases",
-    paper="no weight decay",
+    paper="not mentioned",
     code="0.0001 on weights, none on biases",
     flag="weight_decay=0.0001 and a network without biases",
 )
-EQUAL_WEIGHTS = Deviation(
+WEIGHTS = Deviation(
     what="weights of the clients",
-    paper="the same weight for every client",
+    paper="by samples",
     code="the same on images, by samples on FEMNIST and Sent140",
     flag="weighting=uniform",
 )
