@@ -10,6 +10,7 @@ from reproduce.parity.harness import Deviation, Parity, Recorded, federation
 from reproduce.parity.lgcollins_fedrep import (
     BIASES,
     COMMIT,
+    LATECOMERS,
     REPOSITORY,
     TRAINING,
     WEIGHTS,
@@ -41,6 +42,7 @@ PARITY = Parity(
     deviations=(
         replace(WEIGHTS, paper="the same for every client"),
         BIASES,
+        LATECOMERS,
         Deviation(
             what="momentum of frozen tensors",
             paper="the head does not move while the body is trained",
