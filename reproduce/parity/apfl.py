@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.core.net import Net
 from fedloom.core.rng import rng_scope
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent
+from reproduce.parity.driving import ONE_ABSENT, Classifier, absent
 from reproduce.parity.harness import Batches, Deviation, Parity, Recorded, federation, under
 
 ALPHA = 0.4
@@ -176,7 +176,7 @@ PARITY = Parity(
     net=linear,
     ours=ours,
     theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    cohorts=ONE_ABSENT,
     patches=(
         absent(
             "torchvision",

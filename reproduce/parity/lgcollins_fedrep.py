@@ -9,14 +9,19 @@ import numpy as np
 
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import (
+    ONE_ABSENT,
+    SKEWED,
     AllRoundsSeen,
     Classifier,
     Rows,
     all_used,
     loaders,
+    matching,
+    models_and_tuned,
     run_script,
+    without_bias,
 )
-from reproduce.parity.harness import Batches, Deviation, Recorded, empty_module, under
+from reproduce.parity.harness import Batches, Deviation, Parity, Recorded, empty_module, under
 
 REPOSITORY = "lgcollins/FedRep"
 COMMIT = "d82e62982e107bb3322541604f059c0ff28bd289"
@@ -41,6 +46,33 @@ LATECOMERS = Deviation(
     flag="all clients take part in the first round; with two of three there, the third differs by"
     " 0.1",
 )
+
+
+def compared(
+    method: str,
+    wrong: tuple[str, ...],
+    algorithm: str,
+    local_epochs: int,
+    deviations: tuple[Deviation, ...],
+) -> Parity:
+    """A comparison with one of the program's algorithms."""
+
+    def theirs(recorded: Recorded) -> list[Tree]:
+        # The server's mean of the personal parts, which nobody receives, is left out.
+        return matching(drive(recorded, algorithm, local_epochs), models_and_tuned(recorded))
+
+    return Parity(
+        repository=REPOSITORY,
+        commit=COMMIT,
+        method=method,
+        wrong=wrong,
+        data=SKEWED,
+        net=without_bias,
+        ours=models_and_tuned,
+        theirs=theirs,
+        cohorts=ONE_ABSENT,
+        deviations=(*deviations, BIASES, LATECOMERS),
+    )
 
 
 def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:
