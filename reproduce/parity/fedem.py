@@ -111,5 +111,11 @@ PARITY = Parity(
             code="one learner after the other, each with batches of its own",
             flag="every learner gets the batches that ours train on together",
         ),
+        Deviation(
+            what="clients that do not take part",
+            paper="the mean is over the participants",
+            code="their learners, which are the server's old ones, count in the mean",
+            flag="all clients take part",
+        ),
     ),
 )
