@@ -13,7 +13,7 @@ from torch import nn
 from fedloom.core.net import Net
 from fedloom.core.rng import rng_scope
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent
+from reproduce.parity.driving import ONE_ABSENT, Classifier, absent
 from reproduce.parity.harness import Batches, Deviation, Parity, Recorded, federation, under
 
 ALPHA = 0.4
@@ -176,7 +176,7 @@ PARITY = Parity(
     net=linear,
     ours=ours,
     theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    cohorts=ONE_ABSENT,
     patches=(
         absent(
             "torchvision",
@@ -201,10 +201,10 @@ PARITY = Parity(
             flag="the program's step of w is made to wait for v's",
         ),
         Deviation(
-            what="alpha",
-            paper="moves along <grad f(m), v - w>",
-            code="once a round, after v and w have moved; the slope is multiplied by"
-            " alpha^2 + (1 - alpha)^2 and 0.02 alpha is added to it",
+            what="the step of alpha",
+            paper="along <grad f(m), v - w>, at the old values",
+            code="after v and w have moved; that slope times alpha^2 + (1 - alpha)^2, plus"
+            " 0.02 alpha",
             flag="learn_alpha=false on both sides",
         ),
     ),

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent
+from reproduce.parity.driving import SKEWED, Classifier, absent
 from reproduce.parity.harness import (
     Batches,
     Deviation,
     Parity,
     Recorded,
-    federation,
     two_layers,
     under,
 )
@@ -138,7 +137,7 @@ PARITY = Parity(
         METHOD.format("mu=0.6, fading=cosine"),
         METHOD.format("mu=0.6, fading=exponential, weighting=uniform"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,

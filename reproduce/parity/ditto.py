@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent
+from reproduce.parity.driving import SKEWED, Classifier, absent
 from reproduce.parity.harness import (
     Deviation,
     Parity,
     Recorded,
-    federation,
     two_layers,
     under,
 )
@@ -149,7 +148,7 @@ PARITY = Parity(
         METHOD.format("lam=0.8, weighting=samples"),
         METHOD.format("lam=0.7, weighting=uniform"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,

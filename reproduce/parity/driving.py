@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from fedloom.core.net import METHOD, Net
 from fedloom.core.rng import rng_scope
 from fedloom.core.tree import Tree
-from reproduce.parity.harness import Batches, Recorded, module_of, under
+from reproduce.parity.harness import Batches, Recorded, federation, module_of, under
+
+SKEWED = federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)])
+"""Three clients, two of which lack a class; their last batches of five rows are incomplete."""
+ONE_ABSENT = (None, None, None, (0, 2))
+"""Three rounds of all clients, and one without the second."""
 
 
 class Idle:
@@ -171,7 +176,9 @@ def models(recorded: Recorded) -> list[Tree]:
 
 
 def models_and_tuned(recorded: Recorded) -> list[Tree]:
-    """The models of every round, and after the last the fine-tuned one of every client."""
+    """The models of every round and, where the method fine-tunes, the tuned one of every client."""
+    if recorded.adapted is None:
+        return models(recorded)
     tuned: Tree = {}
     for cid, state in recorded.adapted.kept.items():
         tuned |= under(f"client {cid}", state["final/model"])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import (
+    SKEWED,
     AllRoundsSeen,
     Classifier,
     Rows,
@@ -23,7 +24,6 @@ from reproduce.parity.harness import (
     Parity,
     Recorded,
     empty_module,
-    federation,
     two_layers,
     under,
 )
@@ -103,7 +103,7 @@ PARITY = Parity(
     commit="e34c15b4288224f0af1bc13670bc0cdc373c9576",
     method=METHOD.format("weighting=uniform"),
     wrong=(METHOD.format("weighting=samples"), METHOD.format("weighting=uniform, clip=0.5")),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=models,
     theirs=theirs,

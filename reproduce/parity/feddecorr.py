@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import (
+    ONE_ABSENT,
     Classifier,
     all_used,
     loaders,
@@ -84,7 +85,7 @@ PARITY = Parity(
     net=two_layers,
     ours=uploads,
     theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    cohorts=ONE_ABSENT,
     patches=(without_a_gpu,),
     deviations=(
         Deviation(

@@ -8,12 +8,11 @@ from unittest import mock
 import torch
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier
+from reproduce.parity.driving import SKEWED, Classifier
 from reproduce.parity.harness import (
     Deviation,
     Parity,
     Recorded,
-    federation,
     two_layers,
     under,
 )
@@ -101,7 +100,7 @@ PARITY = Parity(
     commit="996faddf865fd03c6852b7ffe64410e31b339e94",
     method=METHOD.format("weighting=samples"),
     wrong=(METHOD.format("weighting=uniform"), METHOD.format("weighting=samples, clip=0.5")),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,
@@ -111,6 +110,12 @@ PARITY = Parity(
             paper="one learner after the other",
             code="one learner after the other, each with batches of its own",
             flag="every learner gets the batches that ours train on together",
+        ),
+        Deviation(
+            what="clients that do not take part",
+            paper="the mean is over the participants",
+            code="their learners, which are the server's old ones, count in the mean",
+            flag="all clients take part",
         ),
     ),
 )

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent, uploads
+from reproduce.parity.driving import SKEWED, Classifier, absent, uploads
 from reproduce.parity.harness import (
     Deviation,
     Parity,
     Played,
     Recorded,
-    federation,
     play,
     two_layers,
     under,
@@ -208,7 +207,7 @@ PARITY = Parity(
         METHOD.format("alpha=2.0, beta=3.0, ensemble=logits"),
         METHOD.format("alpha=2.0, beta=2.0, ensemble=losses"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,

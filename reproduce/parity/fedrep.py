@@ -2,43 +2,23 @@
 
 from __future__ import annotations
 
-from fedloom.core.tree import Tree
-from reproduce.parity.driving import matching, models_and_tuned, without_bias
-from reproduce.parity.harness import Deviation, Parity, Recorded, federation
-from reproduce.parity.lgcollins_fedrep import (
-    BIASES,
-    COMMIT,
-    EQUAL_WEIGHTS,
-    REPOSITORY,
-    TRAINING,
-    drive,
-)
+from dataclasses import replace
+
+from reproduce.parity.harness import Deviation
+from reproduce.parity.lgcollins_fedrep import TRAINING, WEIGHTS, compared
 
 METHOD = "fedrep({}, body_epochs=1, adapt_epochs=10, " + TRAINING + ")"
-
-
-def theirs(recorded: Recorded) -> list[Tree]:
-    """Their script; the server's mean of the heads, which nobody receives, is left out."""
-    return matching(drive(recorded, "fedrep", local_epochs=3), models_and_tuned(recorded))
-
-
-PARITY = Parity(
-    repository=REPOSITORY,
-    commit=COMMIT,
+PARITY = compared(
     method=METHOD.format("head_epochs=2, weighting=uniform"),
     wrong=(
         METHOD.format("head_epochs=2"),
         METHOD.format("head_epochs=3, weighting=uniform"),
         METHOD.format("head_epochs=2, weighting=uniform, head_lr=0.09"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
-    net=without_bias,
-    ours=models_and_tuned,
-    theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    algorithm="fedrep",
+    local_epochs=3,
     deviations=(
-        EQUAL_WEIGHTS,
-        BIASES,
+        replace(WEIGHTS, paper="the same for every client"),
         Deviation(
             what="momentum of frozen tensors",
             paper="the head does not move while the body is trained",

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import models
+from reproduce.parity.driving import SKEWED, models
 from reproduce.parity.harness import (
     Batches,
     Deviation,
     Parity,
     Recorded,
     empty_module,
-    federation,
     module_of,
     play,
     two_layers,
@@ -142,7 +141,7 @@ PARITY = Parity(
         METHOD.format("norm=squared, scaled=true, weighting=uniform"),
         METHOD.format("norm=plain, scaled=true, weighting=samples"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=models,
     theirs=theirs,
@@ -168,7 +167,7 @@ PARITY = Parity(
         ),
         Deviation(
             what="weights of the clients",
-            paper="the same for every client",
+            paper="open",
             code="the same for every client",
             flag="weighting=uniform",
         ),

@@ -11,13 +11,35 @@ from unittest import mock
 import torch
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import Classifier, absent
-from reproduce.parity.harness import Batches, Recorded, under
+from reproduce.parity.driving import ONE_ABSENT, SKEWED, Classifier, absent, uploads
+from reproduce.parity.harness import Batches, Parity, Recorded, two_layers, under
 
 REPOSITORY = "Lee-Gihun/FedNTD"
 COMMIT = "be00ee598139654abe650c446a7ba3bc4e340233"
 LOGGING = absent("wandb")
 TRAINING = "lr=0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.001"
+
+
+def compared(term: str, right: str, wrong: tuple[str, ...], **parameters: object) -> Parity:
+    """A comparison of federated averaging and a term with the algorithm of the term's name."""
+    method = f"fedavg({TRAINING}) + {term}({{}})"
+    algorithm = "fedprox" if term == "proximal" else term
+
+    def theirs(recorded: Recorded) -> list[Tree]:
+        return drive(recorded, algorithm, **parameters)
+
+    return Parity(
+        repository=REPOSITORY,
+        commit=COMMIT,
+        method=method.format(right),
+        wrong=tuple(method.format(settings) for settings in wrong),
+        data=SKEWED,
+        net=two_layers,
+        ours=uploads,
+        theirs=theirs,
+        cohorts=ONE_ABSENT,
+        patches=(LOGGING,),
+    )
 
 
 def drive(

@@ -125,5 +125,11 @@ PARITY = Parity(
             code="exp(-d^2 / dimension)",
             flag="kernel=gaussian",
         ),
+        Deviation(
+            what="weights of the participants",
+            paper="their shares of the participants' rows",
+            code="their shares of all rows over the sampling rate, which need not sum to 1",
+            flag="all clients take part",
+        ),
     ),
 )

@@ -9,30 +9,70 @@ import numpy as np
 
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import (
+    ONE_ABSENT,
+    SKEWED,
     AllRoundsSeen,
     Classifier,
     Rows,
     all_used,
     loaders,
+    matching,
+    models_and_tuned,
     run_script,
+    without_bias,
 )
-from reproduce.parity.harness import Batches, Deviation, Recorded, empty_module, under
+from reproduce.parity.harness import Batches, Deviation, Parity, Recorded, empty_module, under
 
 REPOSITORY = "lgcollins/FedRep"
 COMMIT = "d82e62982e107bb3322541604f059c0ff28bd289"
 TRAINING = "lr=0.1, batch_size=5, momentum=0.5, weight_decay=0.0001"
 BIASES = Deviation(
     what="weight decay of biases",
-    paper="no weight decay",
+    paper="not mentioned",
     code="0.0001 on weights, none on biases",
     flag="weight_decay=0.0001 and a network without biases",
 )
-EQUAL_WEIGHTS = Deviation(
+WEIGHTS = Deviation(
     what="weights of the clients",
-    paper="the same weight for every client",
+    paper="by samples",
     code="the same on images, by samples on FEMNIST and Sent140",
     flag="weighting=uniform",
 )
+LATECOMERS = Deviation(
+    what="a client that first takes part in a later round",
+    paper="its personal part is as it was drawn at the start",
+    code="its personal part begins at the mean of the others', because the copies of clients that"
+    " have not trained yet share memory with the server's model",
+    flag="all clients take part in the first round; with two of three there, the third differs by"
+    " 0.1",
+)
+
+
+def compared(
+    method: str,
+    wrong: tuple[str, ...],
+    algorithm: str,
+    local_epochs: int,
+    deviations: tuple[Deviation, ...],
+) -> Parity:
+    """A comparison with one of the program's algorithms."""
+
+    def theirs(recorded: Recorded) -> list[Tree]:
+        # The server's mean of the personal parts, which nobody receives, is left out.
+        return matching(drive(recorded, algorithm, local_epochs), models_and_tuned(recorded))
+
+    return Parity(
+        repository=REPOSITORY,
+        commit=COMMIT,
+        method=method,
+        wrong=wrong,
+        data=SKEWED,
+        net=without_bias,
+        ours=models_and_tuned,
+        theirs=theirs,
+        cohorts=ONE_ABSENT,
+        deviations=(*deviations, BIASES, LATECOMERS),
+    )
 
 
 def drive(recorded: Recorded, algorithm: str, local_epochs: int) -> list[Tree]:

@@ -12,6 +12,7 @@ from fedloom.core.net import Net
 from fedloom.core.rng import rng_scope
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import (
+    SKEWED,
     Classifier,
     all_used,
     loaders,
@@ -19,7 +20,7 @@ from reproduce.parity.driving import (
     uploads,
     without_a_gpu,
 )
-from reproduce.parity.harness import Batches, Parity, Recorded, empty_module, federation, under
+from reproduce.parity.harness import Batches, Parity, Recorded, empty_module, under
 
 METHOD = (
     "fedavg(lr=0.1, epochs=2, batch_size=5, momentum=0.9, weight_decay=0.00001)"
@@ -93,7 +94,7 @@ PARITY = Parity(
     commit="8fcba3c4efc9a47eb24687a91ba94cfb2005103f",
     method=METHOD.format("mu=2.0, tau=0.5"),
     wrong=(METHOD.format("mu=1.0, tau=0.5"), METHOD.format("mu=2.0, tau=1.0")),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=with_projection,
     ours=uploads,
     theirs=theirs,

@@ -5,32 +5,13 @@ The method's own authors have published no program; pFedMe's compare with this o
 
 from __future__ import annotations
 
-from typing import Any
-from unittest import mock
-
 import torch
 from torch import Tensor
 
 from fedloom.core.tree import Tree
-from reproduce.parity.charlie_pfedme import (
-    COMMIT,
-    PACKAGES,
-    REPOSITORY,
-    batches,
-    give_rows,
-    logarithms,
-    tree,
-)
-from reproduce.parity.driving import uploads
-from reproduce.parity.harness import (
-    Deviation,
-    Parity,
-    Played,
-    Recorded,
-    federation,
-    two_layers,
-    under,
-)
+from reproduce.parity.charlie_pfedme import COMMIT, PACKAGES, REPOSITORY, run, server_of, tree
+from reproduce.parity.driving import SKEWED, uploads
+from reproduce.parity.harness import Deviation, Parity, Played, Recorded, two_layers
 
 METHOD = "perfedavg(alpha=0.05, {}, lr=0.1, epochs=1, batch_size=5)"
 
@@ -46,53 +27,19 @@ def pairs_of_batches(r: Played, cid: int, rows: int) -> list[Tensor]:
 
 
 def theirs(recorded: Recorded) -> list[Tree]:
-    """Their server's own loop, with its evaluations and files left out."""
+    """Their server's own loop."""
     from FLAlgorithms.servers import serverperavg
 
-    give_rows(serverperavg, recorded)
-    members = recorded.parity.data
-    server: Any = serverperavg.PerAvg(
-        device="cpu",
-        dataset="none",
-        algorithm="PerAvg",
-        model=logarithms(recorded),
-        batch_size=5,
-        learning_rate=0.05,
-        beta=0.1,
-        lamda=0,
-        num_glob_iters=len(recorded.rounds),
-        local_epochs=0,
-        optimizer="SGD",
-        num_users=len(members),
-        times=0,
+    sizes = [len(member.train) for member in recorded.parity.data]
+    settings = {"learning_rate": 0.05, "beta": 0.1, "lamda": 0}
+    return run(
+        server_of(serverperavg.PerAvg, serverperavg, recorded, **settings),
+        recorded,
+        order=lambda r, cid: pairs_of_batches(r, cid, sizes[cid]),
+        aggregation="aggregate_parameters",
+        of_client=lambda cid, user: tree(user.model.parameters(), recorded),
+        batches_of_a_step=2,
     )
-    for name in ("evaluate_one_step", "save_results", "save_model"):
-        setattr(server, name, lambda: None)
-    seen: list[Tree] = []
-    send, aggregate = server.send_parameters, server.aggregate_parameters
-
-    def sending() -> None:
-        for cid, user in enumerate(server.users):
-            rows = members[cid].train
-            order = pairs_of_batches(recorded.rounds[len(seen)], cid, len(rows))
-            batches(user, order, rows)
-            user.local_epochs = len(order) // 2  # their number of local steps
-        send()
-
-    def aggregating() -> None:
-        named: Tree = {}
-        for cid, user in enumerate(server.users):
-            named |= under(f"client {cid}", tree(list(user.model.parameters()), recorded))
-        aggregate()
-        named |= under("server", tree(list(server.model.parameters()), recorded))
-        seen.append(named)
-
-    with (
-        mock.patch.object(server, "send_parameters", sending),
-        mock.patch.object(server, "aggregate_parameters", aggregating),
-    ):
-        server.train()
-    return seen
 
 
 PARITY = Parity(
@@ -103,7 +50,7 @@ PARITY = Parity(
         METHOD.format("variant=hessian_free, weighting=samples"),
         METHOD.format("variant=first_order, weighting=uniform"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=uploads,
     theirs=theirs,

@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest import mock
 
 from fedloom.core.tree import Tree
-from reproduce.parity.charlie_pfedme import (
-    COMMIT,
-    PACKAGES,
-    REPOSITORY,
-    batches,
-    give_rows,
-    logarithms,
-    tree,
-)
-from reproduce.parity.harness import (
-    Deviation,
-    Parity,
-    Recorded,
-    federation,
-    two_layers,
-    under,
-)
+from reproduce.parity.charlie_pfedme import COMMIT, PACKAGES, REPOSITORY, run, server_of, tree
+from reproduce.parity.driving import SKEWED
+from reproduce.parity.harness import Deviation, Parity, Recorded, two_layers, under
 
 METHOD = (
     "pfedme(lam=12.0, steps=3, inner_lr=0.03, server_lr=1.5, {}, lr=0.05, epochs=1, batch_size=5)"
@@ -42,60 +27,27 @@ def ours(recorded: Recorded) -> list[Tree]:
 
 
 def theirs(recorded: Recorded) -> list[Tree]:
-    """Their server's own loop, with its evaluations and files left out."""
+    """Their server's own loop."""
     from FLAlgorithms.servers import serverpFedMe
 
-    give_rows(serverpFedMe, recorded)
-    members = recorded.parity.data
-    server: Any = serverpFedMe.pFedMe(
-        device="cpu",
-        dataset="none",
-        algorithm="pFedMe",
-        model=logarithms(recorded),
-        batch_size=5,
-        learning_rate=0.05,
-        beta=1.5,
-        lamda=12.0,
-        num_glob_iters=len(recorded.rounds),
-        local_epochs=0,
-        optimizer="pFedMe",
-        num_users=len(members),
-        K=3,
-        personal_learning_rate=0.03,
-        times=0,
-    )
-    for name in ("evaluate", "evaluate_personalized_model", "save_results", "save_model"):
-        setattr(server, name, lambda: None)
-    theta: list[Tree] = [{} for _ in members]
+    settings = {"learning_rate": 0.05, "beta": 1.5, "lamda": 12.0}
+    settings |= {"K": 3, "personal_learning_rate": 0.03}
+    server = server_of(serverpFedMe.pFedMe, serverpFedMe, recorded, **settings)
+    theta: list[Tree] = [{} for _ in server.users]
     for user in server.users:
         user.optimizer.param_groups[0]["mu"] = 0.0
         keep_theta(user, theta, recorded)
 
-    seen: list[Tree] = []
-    send, aggregate = server.send_parameters, server.persionalized_aggregate_parameters
+    def of_client(cid: int, user: Any) -> Tree:
+        return under("w", tree(user.local_model, recorded)) | under("theta", theta[cid])
 
-    def sending() -> None:
-        for cid, user in enumerate(server.users):
-            (epoch,) = recorded.rounds[len(seen)].epochs(cid)
-            batches(user, epoch, members[cid].train)
-            user.local_epochs = len(epoch)  # their number of local steps
-        send()
-
-    def aggregating() -> None:
-        named: Tree = {}
-        for cid, user in enumerate(server.users):
-            named |= under(f"client {cid}/w", tree(user.local_model, recorded))
-            named |= under(f"client {cid}/theta", theta[cid])
-        aggregate()
-        named |= under("server", tree(list(server.model.parameters()), recorded))
-        seen.append(named)
-
-    with (
-        mock.patch.object(server, "send_parameters", sending),
-        mock.patch.object(server, "persionalized_aggregate_parameters", aggregating),
-    ):
-        server.train()
-    return seen
+    return run(
+        server,
+        recorded,
+        order=lambda r, cid: r.epochs(cid)[0],
+        aggregation="persionalized_aggregate_parameters",
+        of_client=of_client,
+    )
 
 
 def keep_theta(user: Any, theta: list[Tree], recorded: Recorded) -> None:
@@ -103,7 +55,7 @@ def keep_theta(user: Any, theta: list[Tree], recorded: Recorded) -> None:
     update = user.update_parameters
 
     def updating(new: Any) -> None:
-        theta[int(user.id)] = tree(list(user.model.parameters()), recorded)
+        theta[int(user.id)] = tree(user.model.parameters(), recorded)
         update(new)
 
     user.update_parameters = updating
@@ -118,7 +70,7 @@ PARITY = Parity(
         METHOD.format("warm_start=true, weighting=uniform"),
         METHOD.format("warm_start=true, weighting=samples, decay=0.9"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,

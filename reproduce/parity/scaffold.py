@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from fedloom.core.tree import Tree
-from reproduce.parity.driving import uploads
+from reproduce.parity.driving import ONE_ABSENT, SKEWED, uploads
 from reproduce.parity.gihun_fedntd import COMMIT, LOGGING, REPOSITORY, drive
-from reproduce.parity.harness import Deviation, Parity, Recorded, federation, two_layers
+from reproduce.parity.harness import Deviation, Parity, Recorded, two_layers
 
 METHOD = "fedavg({}, lr=0.1, epochs=2, batch_size=5) + control_variates"
 
@@ -50,11 +50,11 @@ PARITY = Parity(
     commit=COMMIT,
     method=METHOD.format("weighting=samples"),
     wrong=(METHOD.format("weighting=uniform"), METHOD.format("weighting=samples, momentum=0.5")),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=ours,
     theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    cohorts=ONE_ABSENT,
     patches=(LOGGING,),
     deviations=(
         Deviation(

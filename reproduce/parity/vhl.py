@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.tree import Tree
 from fedloom.method_tools.virtual_data import virtual_data
-from reproduce.parity.driving import Classifier, absent, uploads
+from reproduce.parity.driving import ONE_ABSENT, SKEWED, Classifier, absent, uploads
 from reproduce.parity.harness import (
     Batches,
     Deviation,
@@ -21,7 +21,6 @@ from reproduce.parity.harness import (
     Played,
     Recorded,
     empty_module,
-    federation,
     two_layers,
     under,
 )
@@ -133,11 +132,11 @@ PARITY = Parity(
         METHOD.format("alpha=0.6, lam=0.5, tau=0.07"),
         METHOD.format("alpha=0.7, lam=0.4, tau=0.07"),
     ),
-    data=federation((14, 11, 17), held=[(0, 1, 2), (1, 2, 3), (0, 1, 2, 3)]),
+    data=SKEWED,
     net=two_layers,
     ours=uploads,
     theirs=theirs,
-    cohorts=(None, None, None, (0, 2)),
+    cohorts=ONE_ABSENT,
     patches=(
         absent(
             "torchvision",
