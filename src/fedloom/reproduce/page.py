@@ -44,7 +44,13 @@ def page(tables: Sequence[PaperTable]) -> str:
         of_paper = [table for table in tables if table.paper == paper]
         if of_paper:
             parts.append(f"## {name}")
-            parts += [_section(table, measured[table.id]) for table in of_paper]
+            shown_lines = {t.id: [x for x in measured[t.id] if _is_shown(x)] for t in of_paper}
+            parts += [
+                _section(table, shown_lines[table.id], len(measured[table.id]))
+                for table in of_paper
+                if shown_lines[table.id]
+            ]
+            parts += _not_measured([table for table in of_paper if not shown_lines[table.id]])
     return "\n\n".join(parts) + "\n"
 
 
@@ -53,24 +59,35 @@ def _printed(table: PaperTable) -> int:
     return sum(len(by_row) for by_column in table.printed.values() for by_row in by_column.values())
 
 
-def _section(table: PaperTable, every: Sequence[Line]) -> str:
-    """A table of the paper: what was measured of it, or the command that measures it."""
-    measured = [line for line in every if line.ours is not None or _broke_down(line)]
-    command = f"`fedloom reproduce {table.id}`"
+def _is_shown(line: Line) -> bool:
+    """Whether something was measured, or broke down, there."""
+    return line.ours is not None or "broke down" in line.remark
+
+
+def _section(table: PaperTable, measured: Sequence[Line], every: int) -> str:
+    """What was measured of a table."""
     parts = [f"### {table.source}: {table.title}"]
     if table.remark:
-        parts.append(_one_line(table.remark))
-    if measured:
-        parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
-        parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {command}.")
-    else:
-        runs = len(table.cells()) * len(table.seeds)
-        parts.append(f"Not measured yet ({runs} runs{_data(table)}): {command}.")
+        parts.append(table.remark.replace(":\n-", ":\n\n-"))
+    parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
+    parts.append(f"{len(measured)} of {every} numbers; all of them: {_command(table)}.")
     return "\n\n".join(parts)
 
 
-def _broke_down(line: Line) -> bool:
-    return "broke down" in line.remark
+def _not_measured(tables: Sequence[PaperTable]) -> list[str]:
+    """The tables that are still to be measured, with their commands."""
+    if not tables:
+        return []
+    entries = [
+        f"- {table.source}: {table.title} ({len(table.cells()) * len(table.seeds)} runs"
+        f"{_data(table)}): {_command(table)}"
+        for table in tables
+    ]
+    return ["\n".join(["Not measured yet:", "", *entries])]
+
+
+def _command(table: PaperTable) -> str:
+    return f"`fedloom reproduce {table.id}`"
 
 
 def _data(table: PaperTable) -> str:
