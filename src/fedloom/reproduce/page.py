@@ -79,11 +79,15 @@ def _not_measured(tables: Sequence[PaperTable]) -> list[str]:
     if not tables:
         return []
     entries = [
-        f"- {table.source}: {table.title} ({len(table.cells()) * len(table.seeds)} runs"
-        f"{_data(table)}): {_command(table)}"
+        f"- {table.source}: {table.title} ({_runs(table)}{_data(table)}): {_command(table)}"
         for table in tables
     ]
     return ["\n".join(["Not measured yet:", "", *entries])]
+
+
+def _runs(table: PaperTable) -> str:
+    runs = len(table.cells()) * len(table.seeds)
+    return f"{runs} run{'' if runs == 1 else 's'}"
 
 
 def _command(table: PaperTable) -> str:
