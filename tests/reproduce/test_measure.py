@@ -177,6 +177,7 @@ def line(printed: Printed, ours: OverSeeds, **other: Any) -> Line:
         printed=printed,
         ours=ours,
         seeds=2,
+        broken=0,
         remark="",
         **values,
     )

@@ -40,17 +40,13 @@ def page(tables: Sequence[PaperTable]) -> str:
         f" measured, {len(whole)} of them at the paper's length; of those,"
         f" {sum(bool(line.inside) for line in whole)} are inside.",
     ]
+    begun = {table.id for table in tables if any(map(_is_shown, measured[table.id]))}
     for paper, name in PAPERS.items():
         of_paper = [table for table in tables if table.paper == paper]
         if of_paper:
             parts.append(f"## {name}")
-            shown_lines = {t.id: [x for x in measured[t.id] if _is_shown(x)] for t in of_paper}
-            parts += [
-                _section(table, shown_lines[table.id], len(measured[table.id]))
-                for table in of_paper
-                if shown_lines[table.id]
-            ]
-            parts += _not_measured([table for table in of_paper if not shown_lines[table.id]])
+            parts += [_section(t, measured[t.id]) for t in of_paper if t.id in begun]
+            parts += _not_measured([table for table in of_paper if table.id not in begun])
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,16 +57,17 @@ def _printed(table: PaperTable) -> int:
 
 def _is_shown(line: Line) -> bool:
     """Whether something was measured, or broke down, there."""
-    return line.ours is not None or "broke down" in line.remark
+    return line.ours is not None or line.broken > 0
 
 
-def _section(table: PaperTable, measured: Sequence[Line], every: int) -> str:
+def _section(table: PaperTable, every: Sequence[Line]) -> str:
     """What was measured of a table."""
+    measured = [line for line in every if _is_shown(line)]
     parts = [f"### {table.source}: {table.title}"]
     if table.remark:
         parts.append(table.remark.replace(":\n-", ":\n\n-"))
     parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
-    parts.append(f"{len(measured)} of {every} numbers; all of them: {_command(table)}.")
+    parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {_command(table)}.")
     return "\n\n".join(parts)
 
 
