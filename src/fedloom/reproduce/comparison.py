@@ -35,6 +35,8 @@ class Line:
     rounds: int | None
     """That were run, the fewest over seeds."""
     paper_rounds: int
+    broken: int
+    """Runs whose training broke down."""
     remark: str
 
     @property
@@ -101,6 +103,7 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         seeds=len(values),
         rounds=min(rounds, default=None),
         paper_rounds=_paper_rounds(table, parts[0], row),
+        broken=sum(run.failed is not None for run in current),
         remark="",
     )
     return replace(line, remark=table.rows[row].absent or _remark(line, runs, current))

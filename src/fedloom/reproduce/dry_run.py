@@ -41,6 +41,7 @@ class DryRuns:
 
     _federations: dict[str, FederatedData] = field(default_factory=dict)
     _played: set[str] = field(default_factory=set)
+    _built: set[tuple[str, int]] = field(default_factory=set)
     _sides: dict[str, int | None] = field(default_factory=dict)
 
     @property
@@ -63,26 +64,28 @@ class DryRuns:
     def _begin(self, table: PaperTable, cell: Cell, scratch: Path) -> dict[str, Any]:
         """What a cell begins with: the small run of another cell, or drawn weights, also in place
         of a file of weights, which need not be at hand."""
-        if getattr(cell.config, "start", None) is None:
+        if cell.config.start is None:
             return {}
         if cell.begins_with is None:
             return {"start": None, "start_without": None}
-        first = table.cell(*cell.begins_with).config
-        self._run(shrunk(first).changed(out=str(scratch / "run")), self._federation(first))
-        return {"start": str(scratch / "run")}
+        first, folder = table.cell(*cell.begins_with), str(scratch / "run")
+        begin = self._begin(table, first, scratch / "before")
+        small = shrunk(first.config).changed(**begin, out=folder)
+        _run(_experiment(small, self._federation(first.config)))
+        return {"start": folder}
 
     def _play(self, config: RunConfig, begin: Mapping[str, Any]) -> None:
-        """One cell, unless one like it was played already."""
+        """One cell, unless one like it was played already; one that differs in the number of
+        classes only is built, which is where a network or method would refuse them."""
         data, small = self._federation(config), shrunk(config)
         key = _key(small, data)
+        if (key, data.classes) in self._built:
+            return
+        self._built.add((key, data.classes))
+        experiment = _experiment(small.changed(**begin), data)
         if key not in self._played:
             self._played.add(key)
-            self._run(small.changed(**begin), data)
-
-    def _run(self, config: RunConfig, data: FederatedData) -> None:
-        method = with_single_epochs(parse_method(config.method))
-        with engine_of(config) as engine:
-            start(Experiment.build(config, method, data), engine)
+            _run(experiment)
 
     def _federation(self, config: RunConfig) -> FederatedData:
         side = self._side(config)
@@ -115,6 +118,15 @@ def shrunk(config: RunConfig) -> RunConfig:
     )
 
 
+def _experiment(config: RunConfig, data: FederatedData) -> Experiment:
+    return Experiment.build(config, with_single_epochs(parse_method(config.method)), data)
+
+
+def _run(experiment: Experiment) -> None:
+    with engine_of(experiment.config) as engine:
+        start(experiment, engine)
+
+
 def with_single_epochs(method: Method) -> Method:
     """The method with one epoch wherever its paper takes several."""
     return _single(replace(method, terms=tuple(map(_single, method.terms))))
@@ -131,7 +143,7 @@ def _key(config: RunConfig, data: FederatedData) -> str:
     settings = config.model_dump(exclude={"data", "method", "protocol", *DIVIDING})
     rows = [[len(split) > 0 for split in client] for client in data.partition.clients]
     maps = data.partition.label_maps is not None
-    schema = [data.kind, data.shape, data.classes, data.augment is not None, rows, maps]
+    schema = [data.kind, data.shape, data.augment is not None, rows, maps]
     code = [_without_numbers(config.method), _without_numbers(config.protocol)]
     return json.dumps([schema, sorted(data.shared_tests), code, settings], sort_keys=True)
 

@@ -40,11 +40,13 @@ def page(tables: Sequence[PaperTable]) -> str:
         f" measured, {len(whole)} of them at the paper's length; of those,"
         f" {sum(bool(line.inside) for line in whole)} are inside.",
     ]
+    begun = {table.id for table in tables if any(map(_is_shown, measured[table.id]))}
     for paper, name in PAPERS.items():
         of_paper = [table for table in tables if table.paper == paper]
         if of_paper:
             parts.append(f"## {name}")
-            parts += [_section(table, measured[table.id]) for table in of_paper]
+            parts += [_section(t, measured[t.id]) for t in of_paper if t.id in begun]
+            parts += _not_measured([table for table in of_paper if table.id not in begun])
     return "\n\n".join(parts) + "\n"
 
 
@@ -53,24 +55,40 @@ def _printed(table: PaperTable) -> int:
     return sum(len(by_row) for by_column in table.printed.values() for by_row in by_column.values())
 
 
+def _is_shown(line: Line) -> bool:
+    """Whether something was measured, or broke down, there."""
+    return line.ours is not None or line.broken > 0
+
+
 def _section(table: PaperTable, every: Sequence[Line]) -> str:
-    """A table of the paper: what was measured of it, or the command that measures it."""
-    measured = [line for line in every if line.ours is not None or _broke_down(line)]
-    command = f"`fedloom reproduce {table.id}`"
+    """What was measured of a table."""
+    measured = [line for line in every if _is_shown(line)]
     parts = [f"### {table.source}: {table.title}"]
     if table.remark:
-        parts.append(_one_line(table.remark))
-    if measured:
-        parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
-        parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {command}.")
-    else:
-        runs = len(table.cells()) * len(table.seeds)
-        parts.append(f"Not measured yet ({runs} runs{_data(table)}): {command}.")
+        parts.append(table.remark.replace(":\n-", ":\n\n-"))
+    parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
+    parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {_command(table)}.")
     return "\n\n".join(parts)
 
 
-def _broke_down(line: Line) -> bool:
-    return "broke down" in line.remark
+def _not_measured(tables: Sequence[PaperTable]) -> list[str]:
+    """The tables that are still to be measured, with their commands."""
+    if not tables:
+        return []
+    entries = [
+        f"- {table.source}: {table.title} ({_runs(table)}{_data(table)}): {_command(table)}"
+        for table in tables
+    ]
+    return ["\n".join(["Not measured yet:", "", *entries])]
+
+
+def _runs(table: PaperTable) -> str:
+    runs = len(table.cells()) * len(table.seeds)
+    return f"{runs} run{'' if runs == 1 else 's'}"
+
+
+def _command(table: PaperTable) -> str:
+    return f"`fedloom reproduce {table.id}`"
 
 
 def _data(table: PaperTable) -> str:
