@@ -13,7 +13,7 @@ import pytest
 import fedloom as fl
 from fedloom.core.score import ClientScore
 from fedloom.errors import BadInput
-from fedloom.record import At, Headline, RoundRecord, Score
+from fedloom.record import At, Group, Headline, RoundRecord, Score
 from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.journal import read_records
 from fedloom.runs.watcher import RunView, Stop, Watcher
@@ -125,25 +125,46 @@ def test_early_stop_ends_a_training_that_no_longer_improves(tmp_path: Path) -> N
     assert fl.run("fedavg", rounds=4, early_stop=2, **improving).summary.rounds == 4
 
 
-def test_early_stop_looks_at_validation_rows_where_they_are_scored() -> None:
-    """Test accuracy rises from round to round, validation accuracy falls: round 1 was the best."""
-    at = At("received", "test", "personal", "clients")
+@pytest.mark.parametrize("group", ["clients", "shared tests"])
+@pytest.mark.parametrize(("average", "best"), [("uniform", 1), ("samples", 2)])
+def test_early_stop_looks_at_validation_rows_where_they_are_scored(
+    group: Group, average: Any, best: int
+) -> None:
+    """Test accuracy rises from round to round. On validation rows the clients' means are 0.9, 0.6
+    and 0.5; the second client has nine times the rows of the first, so by samples they are 0.9,
+    0.92 and 0.5. Shared test sets have no validation rows of their own."""
+    at = At("received", "test", "personal", group)
+    validation = {1: (0.9, 0.9), 2: (0.2, 1.0), 3: (0.5, 0.5)}
 
-    def record(t: int, test: float, validation: float) -> RoundRecord:
-        scores = (_score(at, test), _score(replace(at, split="val"), validation))
-        headline = Headline(at, "accuracy", test)
-        return replace(template, round=t, scores=scores, headline=headline)
+    def record(t: int) -> RoundRecord:
+        scores = (_score(at, t / 10), _score(At("received", "val"), *validation[t]))
+        return replace(template, round=t, scores=scores, headline=Headline(at, "accuracy", t / 10))
 
     template = fl.run("fedavg", rounds=1, **SETTINGS).records[-1]
-    curve = [record(1, 0.1, 0.9), record(2, 0.2, 0.8), record(3, 0.3, 0.7)]
-    run = SimpleNamespace(records=curve)
-    assert EarlyStop(3).step(run, curve[-1]) is None
-    assert "round 1" in EarlyStop(2).step(run, curve[-1]).reason
+    protocol = fl.Protocol(moment="received", average=average)
+    run = SimpleNamespace(
+        records=[record(t) for t in (1, 2, 3)], experiment=SimpleNamespace(protocol=protocol)
+    )
+    assert EarlyStop(4 - best).step(run, run.records[-1]) is None
+    assert f"round {best} " in EarlyStop(3 - best).step(run, run.records[-1]).reason
 
 
-def _score(at: At, accuracy: float) -> Score:
-    scored = ClientScore(at.moment, at.split, 10, {"accuracy": accuracy}, at.model)
-    return Score.gathered(at.group, {0: scored})
+def _score(at: At, *accuracies: float) -> Score:
+    """Of clients with 10, 90 ... rows."""
+    scored = {
+        cid: ClientScore(at.moment, at.split, 10 + 80 * cid, {"accuracy": accuracy}, at.model)
+        for cid, accuracy in enumerate(accuracies)
+    }
+    return Score.gathered(at.group, scored)
+
+
+def test_an_early_stop_is_decided_before_another_watcher_can_break_off(tmp_path: Path) -> None:
+    """Ctrl-C comes in the very round after which the training ends."""
+    settings = {**SETTINGS, "eval_every": 1, "lr": 1e-12, "rounds": 9, "early_stop": 2}
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        fl.run("fedavg", **settings, out=str(out), watchers=[StopAt(3)])
+    assert outcome(fl.resume(out)) == outcome(fl.run("fedavg", **settings))
 
 
 def test_a_stop_survives_a_kill_and_more_rounds_undo_it(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def headline(protocol: Protocol, scores: Sequence[Score]) -> Headline | None:
     return None if score is None else Headline(at, METRIC, _value(protocol, score))
 
 
+def monitored(protocol: Protocol, record: RoundRecord) -> float | None:
+    """The number by which one sees whether training still improves: the curve's, on validation
+    rows where they are scored."""
+    if record.headline is None:
+        return None
+    validation = record.score(_on_validation(record.headline.at))
+    return record.headline.value if validation is None else _value(protocol, validation)
+
+
 def choose(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen:
     """The number of a run with its spread over clients, and the number of every client.
 
@@ -68,11 +77,8 @@ def choose(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen:
 def _best_by_validation(
     protocol: Protocol, scored: Sequence[_Scored], records: Sequence[RoundRecord]
 ) -> _Scored:
-    """The round that does best on validation rows, the first of equals. Shared test sets have
-    none: there the clients' rows decide."""
-    at = scored[0][1].at
-    group: Group = "newcomers" if at.group == "newcomers" else "clients"
-    validation = dict(_scored(records, replace(at, split="val", group=group)))
+    """The round that does best on validation rows, the first of equals."""
+    validation = dict(_scored(records, _on_validation(scored[0][1].at)))
     candidates = [one for one in scored if one[0] in validation]
     if not candidates:
         raise BadInput(
@@ -80,6 +86,12 @@ def _best_by_validation(
             " with validation rows, for instance 'merged(train=0.6, val=0.2)'"
         )
     return max(candidates, key=lambda one: _value(protocol, validation[one[0]]))
+
+
+def _on_validation(at: At) -> At:
+    """The same model on validation rows. Shared test sets have none: there the clients' decide."""
+    group: Group = "newcomers" if at.group == "newcomers" else "clients"
+    return replace(at, split="val", group=group)
 
 
 def newcomers(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen | None:

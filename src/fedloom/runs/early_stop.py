@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedloom.record import RoundRecord
+from fedloom.runs.choice import monitored
 from fedloom.runs.watcher import RunView, Stop, Watcher
 
 
@@ -20,9 +21,10 @@ class EarlyStop(Watcher):
 
     def step(self, run: RunView, record: RoundRecord) -> Stop | None:
         """Stop, if no newer evaluation is better than one that is so old."""
-        curve = [(r.round, value) for r in run.records if (value := _value(r)) is not None]
-        if _value(record) is None:
+        if record.headline is None:
             return None
+        numbers = [(r.round, monitored(run.experiment.protocol, r)) for r in run.records]
+        curve = [(t, value) for t, value in numbers if value is not None]
         best, highest = max(curve, key=lambda one: one[1])
         since = sum(t > best for t, _ in curve)
         if since < self.evaluations:
@@ -31,13 +33,3 @@ class EarlyStop(Watcher):
             f"no evaluation after round {best} was better than its {highest:.4f}"
             f" (early_stop = {self.evaluations})"
         )
-
-
-def _value(record: RoundRecord) -> float | None:
-    """The number of the curve after a round, of validation rows where there are any."""
-    if record.headline is None:
-        return None
-    validation = record.score(replace(record.headline.at, split="val"))
-    if validation is None:
-        return record.headline.value
-    return validation.spread(record.headline.metric).mean

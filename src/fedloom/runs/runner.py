@@ -63,7 +63,8 @@ class Runner:
         self.experiment, self.engine, self.folder = experiment, engine, folder
         self.program = experiment.program
         early_stop = experiment.config.early_stop
-        self.watchers = [*watchers, *([] if early_stop is None else [EarlyStop(early_stop)])]
+        # It is asked first: Ctrl-C in another watcher must not leave a round without its answer.
+        self.watchers = [*([] if early_stop is None else [EarlyStop(early_stop)]), *watchers]
         self.server: State = initial_server(self.program)
         self.clients = ClientStates(
             int(experiment.config.memory * 2**20), None if folder is None else folder.path
