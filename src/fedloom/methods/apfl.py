@@ -37,13 +37,14 @@ class APFL(Method):
     0.75}); with `learn_alpha` False it stays at that value. alpha moves once a round, as in the
     paper and its code; `alpha_every="step"` moves it at every step.
 
-    Deviations: the published code moves alpha after v and w have moved. v is trained by the run's
-    optimiser, as w is. The mixture has BatchNorm statistics of its own, which are kept
-    with v; so w is equal to FedAvg's to the bit, unless layers or terms draw random numbers. v_i
-    begins as the first global model that the client receives. A term is asked for the gradient at w
-    and for the one at the mixture in turn, so MeanRegularization with mu < 1 runs one mean over
-    both. Terms that correct gradients correct w's only. Of tensors that a term trains by itself
-    (FedBR's projection) the mixture reads a copy of w's.
+    Deviations: the published code mixes outputs instead of weights, adds 0.02 alpha to alpha's
+    slope and multiplies that by alpha^2 + (1 - alpha)^2, and moves alpha after v and w. v is
+    trained by the run's optimiser, as w is. The mixture has BatchNorm statistics of its own, which
+    are kept with v; so w is equal to FedAvg's to the bit, unless layers or terms draw random
+    numbers. v_i begins as the first global model that the client receives. A term is asked for the
+    gradient at w and for the one at the mixture in turn, so MeanRegularization with mu < 1 runs one
+    mean over both. Terms that correct gradients correct w's only. Of tensors that a term trains by
+    itself (FedBR's projection) the mixture reads a copy of w's.
 
     Leaves the client: w; never v or alpha.
 

@@ -30,9 +30,10 @@ class Ditto(Method):
     Hyper-parameters: `lam` 1.0 (FedPAC, from {0.1, 1, 10}; FedCR: 0.1 on EMNIST, 0.001 on FMNIST
     and CIFAR-100, 0.01 elsewhere); `personal_epochs` None trains v_i for as many epochs as w_i.
 
-    Deviations: none. v_i begins as the first global model that the client receives. Terms that add
-    to the objective (MeanRegularization, MOON's contrast) shape both models; terms that correct
-    gradients (FedProx, SCAFFOLD) shape only the global one.
+    Deviations: the published code weighs all clients equally (`weighting="uniform"`) and steps v
+    and w on the same batch. v_i begins as the first global model that the client receives. Terms
+    that add to the objective (MeanRegularization, MOON's contrast) shape both models; terms that
+    correct gradients (FedProx, SCAFFOLD) shape only the global one.
 
     Leaves the client: the global model's update; never v_i.
 

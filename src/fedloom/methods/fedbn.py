@@ -26,7 +26,8 @@ class FedBN(Method):
 
     Hyper-parameters: none.
 
-    Deviations: none.
+    Deviations: the paper's Algorithm 1 and its program give every client the same weight
+    (`weighting="uniform"`); here clients weigh by their samples, as in FedAvg.
 
     Leaves the client: the model without its BatchNorm layers.
 

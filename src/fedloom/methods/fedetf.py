@@ -55,7 +55,7 @@ class FedETF(Method):
     decay; `projection_lr` 0.05. `adapt_epochs=0, alternations=0` keeps the global model.
 
     Deviations: the run's decay acts on all learning rates, the last two included. A class that the
-    client lacks has no part in its balanced softmax.
+    client lacks has no part in its balanced softmax; in the published code it counts as one sample.
 
     Leaves the client: body, projection and temperature (and the simplex, which never changes).
 

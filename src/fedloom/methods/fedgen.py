@@ -59,9 +59,10 @@ class FedGen(Term):
     Deviations: heads weigh by their counts, as in the code; in eq. (4) all weigh the same. The code
     weighs the heads' losses instead of their logits (`ensemble="losses"`), and draws labels
     uniformly from those that are held, on the server as many as for a client's batch. It draws eps
-    uniformly from [0, 1) (`eps="uniform"`), where the paper has a Gaussian. Its generator
-    has BatchNorm; its Adam keeps its moments over rounds, with weight decay 1e-2 and a learning
-    rate that falls by 0.98 a round.
+    uniformly from [0, 1) (`eps="uniform"`), where the paper has a Gaussian. Its generator has
+    BatchNorm; its Adam keeps its moments over rounds, with weight decay 1e-2 and a learning rate
+    that falls by 0.98 a round; its class counts begin at 1, and in its weighted losses every sample
+    has the batch's mean weight.
 
     Leaves the client: class counts, beside the model. The generator comes down every round.
 

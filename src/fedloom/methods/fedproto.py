@@ -47,7 +47,8 @@ class FedProto(Method):
     the paper's regulariser pulls the class means. The paper's mean over clients has one more factor
     1 / (number of clients with class k), which would shrink prototypes towards zero; it is left
     out. The published code's mean gives all clients with class k the same weight
-    (`weighting="uniform"`). Probabilities are softmax(-|f(x) - c_k|^2 / 2) over the classes with a
+    (`weighting="uniform"`), and its prototypes are means over the last local epoch, each batch
+    before its step. Probabilities are softmax(-|f(x) - c_k|^2 / 2) over the classes with a
     prototype; before there are prototypes, the head predicts.
 
     Leaves the client: sums of features per class and class counts (which reveal its classes).

@@ -27,7 +27,8 @@ class FedRep(Method):
     None: the head is trained with the run's learning rate, as the body is.
 
     Deviations: the paper weights clients equally (`weighting="uniform"`), which makes no difference
-    where all have equally many samples.
+    where all have equally many samples. In the published code, a client that takes part for the
+    first time in a later round begins with the mean of the others' heads.
 
     Leaves the client: the body.
 

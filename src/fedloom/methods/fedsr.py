@@ -66,8 +66,9 @@ class FedSR(Method):
     plain one, and on the square it is many times as strong, so the plain norm is the default. In
     the published code r stays at the client (`shared="* !prior.*"`), all clients have the same
     weight (`weighting="uniform"`), and p(z|x) is multiplied by a trained number before the
-    divergence (`scaled=True`). Both regularisers are means over the samples of a batch; FedCR's
-    code takes one norm of the whole batch.
+    divergence (`scaled=True`), and clients keep their momentum over rounds (`keep_state=True`).
+    Both regularisers are means over the samples of a batch; FedCR's code takes one norm of the
+    whole batch.
 
     Leaves the client: the model and r.
 

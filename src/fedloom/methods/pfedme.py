@@ -39,11 +39,12 @@ class PFedMe(Method):
     inner_lr < 2 / (lam + the curvature of the loss), and w converges only if eta lam < 2.
 
     Deviations: the paper leaves open where the K steps begin; here they begin at w. In the
-    published code they begin at the theta of the batch before, within a round
-    (`warm_start=True`), and clients are weighted by samples (`weighting="samples"`). theta uses the
-    BatchNorm statistics of w. inner_lr decays over the rounds as the run's learning rate does. The
-    losses of terms are added to theta's; terms that correct gradients are refused, because the step
-    of w is not a gradient of the loss.
+    published code they begin at the theta of the batch before, within a round (`warm_start=True`),
+    and clients are weighted by samples (`weighting="samples"`); theta's steps there have a weight
+    decay of 0.001, and what is tested as personal is w_i. theta uses the BatchNorm statistics of w.
+    inner_lr decays over the rounds as the run's learning rate does. The losses of terms are added
+    to theta's; terms that correct gradients are refused, because the step of w is not a gradient of
+    the loss.
 
     Leaves the client: w; never theta.
 
