@@ -71,7 +71,7 @@ def test_a_table_is_run_compared_and_gone_on_with(reproduce: Path) -> None:
 
 def test_a_shorter_run_is_announced_loudly(reproduce: Path) -> None:
     done = command("fedpac/table1", "--rounds", "1", "--seeds", "0", "--methods", "fedavg")
-    assert "SHORTER THAN THE PAPER: 1 rounds in place of 2" in done.err
+    assert "SHORTER THAN THE PAPER: rounds = 1 in place of 2" in done.err
     assert "1 of the paper's 2 rounds" in " ".join(done.out.replace("│", " ").split())
 
 

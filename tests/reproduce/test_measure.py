@@ -80,7 +80,7 @@ def test_a_shorter_run_says_so_and_does_not_undo_a_longer_one(table_file: Path) 
     chosen: dict[str, Any] = {"columns": ("four",), "rows": ("fedavg",), "seeds": (0,)}
     short = Choice(**chosen, rounds=1)
     table = read_table(table_file)
-    assert "1 rounds in place of 2" in short.shorter_than(table)
+    assert "rounds = 1 in place of 2" in short.shorter_than(table)
     assert Choice(**chosen).shorter_than(table) == ""
     brief = measurement(table_file, **chosen, rounds=1)
     line = lines(table, brief.measure(), ["four"], ["fedavg"])[0]

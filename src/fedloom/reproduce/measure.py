@@ -73,8 +73,8 @@ class Choice:
         if not longer:
             return ""
         return (
-            f"SHORTER THAN THE PAPER: {self.rounds} rounds in place of {max(longer)}; such numbers"
-            f" are a try, and no reproduction of {table.source}"
+            f"SHORTER THAN THE PAPER: rounds = {self.rounds} in place of {max(longer)}; such"
+            f" numbers are a try, and no reproduction of {table.source}"
         )
 
 
