@@ -64,6 +64,20 @@ def test_what_has_ended_is_not_run_again(table_file: Path) -> None:
     assert summary.stat().st_mtime_ns == written
 
 
+def test_an_ended_run_is_kept_whichever_engine_it_had(table_file: Path) -> None:
+    chosen = {"columns": ("four",), "rows": ("fedavg",), "seeds": (0,)}
+    results = measurement(table_file, **chosen).measure()
+    again = measurement(table_file, **chosen)
+    again.how = {"engine": "vectorized"}
+    assert again.measure() == results
+    assert again.begun == []
+    text = table_file.read_text(encoding="utf-8")
+    table_file.write_text(text.replace("printed.happiness", "printed.worst_client"))
+    more = measurement(table_file, **chosen).measure().runs[0]
+    assert "worst_client" in more.values
+    assert more.seconds == results.runs[0].seconds
+
+
 def test_changed_settings_are_noticed(table_file: Path) -> None:
     chosen = {"columns": ("four",), "rows": ("fedavg",), "seeds": (0,)}
     results = measurement(table_file, **chosen).measure()
@@ -148,7 +162,7 @@ def test_a_cell_begins_with_the_model_of_another(table_file: Path) -> None:
 
 def result(table: PaperTable, column: str, seed: int, accuracy: float) -> Measured:
     cell = table.cell(column, "fedavg")
-    return Measured(column, "fedavg", seed, cell.digest, 2, 1.0, {}, {"accuracy": accuracy})
+    return Measured(column, "fedavg", seed, cell.digest, 2, 2, 1.0, {}, {"accuracy": accuracy})
 
 
 def test_ours_is_a_mean_over_seeds_and_of_an_average_over_columns(table_file: Path) -> None:
@@ -169,7 +183,7 @@ def test_ours_is_a_mean_over_seeds_and_of_an_average_over_columns(table_file: Pa
 
 
 def line(printed: Printed, ours: OverSeeds, **other: Any) -> Line:
-    values = {"quantity": "accuracy", "rounds": 2, "paper_rounds": 2, **other}
+    values = {"quantity": "accuracy", "rounds": 2, "asked": 2, "paper_rounds": 2, **other}
     return Line(
         column="four",
         row="fedavg",
@@ -192,7 +206,8 @@ def test_inside_is_two_deviations_or_one_point() -> None:
     assert line(Printed.model_validate(80.0), OverSeeds(81.01, 9.0)).inside is False
     seconds = Printed.model_validate(80.0)
     assert line(seconds, OverSeeds(80.0, None), quantity="seconds").inside is None
-    assert line(paper, OverSeeds(80.0, 0.4), rounds=1).inside is None
+    assert line(paper, OverSeeds(80.0, 0.4), rounds=1, asked=1).inside is None
+    assert line(paper, OverSeeds(80.0, 0.4), rounds=1).inside is True  # it ended early by its rule
 
 
 def test_the_page_has_what_was_published_and_a_command_for_the_rest(table_file: Path) -> None:

@@ -34,6 +34,8 @@ class Line:
     seeds: int
     rounds: int | None
     """That were run, the fewest over seeds."""
+    asked: int | None
+    """Rounds that the runs were asked for, the fewest over seeds."""
     paper_rounds: int
     broken: int
     """Runs whose training broke down."""
@@ -48,8 +50,8 @@ class Line:
 
     @property
     def shorter(self) -> bool:
-        """Whether fewer rounds were run than the paper's."""
-        return self.rounds is not None and self.rounds < self.paper_rounds
+        """Whether it was asked for fewer rounds than the paper's."""
+        return self.asked is not None and self.asked < self.paper_rounds
 
     @property
     def inside(self) -> bool | None:
@@ -92,7 +94,7 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
     runs = [run for part in parts for run in results.of(part, row)]
     current = [run for run in runs if _is_current(table, run)]
     values = _over_columns(current, quantity, len(parts))
-    rounds = [run.rounds for run in current if run.seed in values]
+    counted = [run for run in current if run.seed in values]
     line = Line(
         quantity=quantity,
         column=column,
@@ -101,7 +103,8 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         printed=table.printed.get(quantity, {}).get(column, {}).get(row),
         ours=OverSeeds.of(values.values()),
         seeds=len(values),
-        rounds=min(rounds, default=None),
+        rounds=min((run.rounds for run in counted), default=None),
+        asked=min((run.asked for run in counted), default=None),
         paper_rounds=_paper_rounds(table, parts[0], row),
         broken=sum(run.failed is not None for run in current),
         remark="",
@@ -142,7 +145,7 @@ def _remark(line: Line, runs: list[Measured], current: list[Measured]) -> str:
     if len(runs) > len(current):
         remarks.append("measured with other settings than the table has now; run it again")
     if line.shorter:
-        remarks.append(f"{line.rounds} of the paper's {line.paper_rounds} rounds")
+        remarks.append(f"{line.asked} of the paper's {line.paper_rounds} rounds")
     unreached = "_to_" in line.quantity and line.ours is None and is_measured(line.quantity)
     if unreached and len(current) > len(failed):
         remarks.append("the target was not reached")

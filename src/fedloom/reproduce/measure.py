@@ -117,18 +117,31 @@ class Measurement:
         results = read_results(self.files[0], self.table)
         for number, cell in enumerate(cells):
             for place, seed in enumerate(seeds):
-                measured = self._measured(cell, seed, watch, number * len(seeds) + place)
+                measured = self._kept(results, cell, seed)
+                if measured is None:
+                    over = number * len(seeds) + place
+                    measured = self._measured(cell, seed, watch, over)
                 if measured is None:
                     break
                 for file in self.files:
-                    results = read_results(file, self.table).with_run(measured)
-                    results.save(file)
+                    read_results(file, self.table).with_run(measured).save(file)
         if cells and len(self._missing) == len({cell.config.data for cell in cells}):
             raise BadInput(f"nothing of {self.table.id} was run, as none of its data is at hand")
         return read_results(self.files[0], self.table)
 
+    def _kept(self, results: Results, cell: Cell, seed: int) -> Measured | None:
+        """The result of a run that has ended, whichever engine it had; None: there is none, or it
+        lacks a quantity that the table has now."""
+        if self.overwrite or not RunPaths(self._folder(cell, seed)).summary.exists():
+            return None
+        for run in results.of(cell.column, cell.row):
+            alike = run.is_of(cell) and run.seed == seed
+            if alike and run.asked == self.choice.rounds_of(cell):
+                return run if set(self._quantities(cell)) <= set(run.values) else None
+        return None
+
     def _measured(self, cell: Cell, seed: int, watch: Watch, over: int) -> Measured | None:
-        """One run, new or read from its folder; None where its data cannot be had."""
+        """One run, new, resumed or read from its folder; None where its data cannot be had."""
         config = self._config(cell, seed)
         data = self._divided(config)
         if data is None:
@@ -140,11 +153,11 @@ class Measurement:
                 summary = complete(experiment, engine, watchers, self.overwrite)
         except TrainingError as e:
             self.note(f"{cell.row} in {cell.column}, seed {seed}: {e}")
-            return Measured.broken_down(cell, seed, str(e), _versions(paths))
+            return Measured.broken_down(cell, config.rounds, seed, str(e), _versions(paths))
         records = read_records(paths.metrics, RoundRecord)
         run = Ended(experiment, summary, records, self.table.targets.get(cell.column))
         values = {name: value_of(name, run) for name in self._quantities(cell)}
-        return Measured.of(cell, summary, values, _versions(paths))
+        return Measured.of(cell, config.rounds, summary, values, _versions(paths))
 
     def _quantities(self, cell: Cell) -> list[str]:
         """Accuracy, and what the paper prints in the cell."""

@@ -35,8 +35,10 @@ class Measured:
     seed: int
     digest: str
     """Of the settings it was measured with."""
+    asked: int
+    """Rounds that it was asked for."""
     rounds: int
-    """That were run."""
+    """That were run: fewer where the settings end a run early."""
     seconds: float
     versions: Mapping[str, str | int]
     values: Mapping[str, float | None]
@@ -49,6 +51,7 @@ class Measured:
     def of(
         cls,
         cell: Cell,
+        asked: int,
         summary: Summary,
         values: Mapping[str, float | None],
         versions: Mapping[str, str | int],
@@ -61,6 +64,7 @@ class Measured:
             cell.row,
             summary.seed,
             cell.digest,
+            asked,
             summary.rounds,
             summary.seconds,
             versions,
@@ -70,10 +74,12 @@ class Measured:
 
     @classmethod
     def broken_down(
-        cls, cell: Cell, seed: int, why: str, versions: Mapping[str, str | int]
+        cls, cell: Cell, asked: int, seed: int, why: str, versions: Mapping[str, str | int]
     ) -> Measured:
         """A run whose training broke down."""
-        return cls(cell.column, cell.row, seed, cell.digest, 0, 0.0, versions, {}, failed=why)
+        return cls(
+            cell.column, cell.row, seed, cell.digest, asked, 0, 0.0, versions, {}, failed=why
+        )
 
     def is_of(self, cell: Cell) -> bool:
         """Whether this was measured with the cell's settings as they are now."""
@@ -100,7 +106,7 @@ class Results:
         key = (run.column, run.row, run.seed)
         others = [one for one in self.runs if (one.column, one.row, one.seed) != key]
         before = [one for one in self.runs if (one.column, one.row, one.seed) == key]
-        longer = [one for one in before if one.digest == run.digest and one.rounds > run.rounds]
+        longer = [one for one in before if one.digest == run.digest and one.asked > run.asked]
         kept = longer[0] if longer and not longer[0].failed else run
         ordered = sorted([*others, kept], key=lambda one: (one.column, one.row, one.seed))
         return replace(self, runs=tuple(ordered))
