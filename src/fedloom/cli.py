@@ -1,5 +1,5 @@
 """The command line: `fedloom list | show | partition | run | compare | resume`, what a run left
-(`report | diagnose | ledger`), `fedloom new` and `fedloom deploy`.
+(`report | diagnose | ledger`), `fedloom reproduce`, `fedloom new` and `fedloom deploy`.
 
 Flags of a run are the keys of `RunConfig`. Whatever needs torch is imported inside a command, so
 that help is quick.
@@ -486,7 +486,8 @@ def reproduce(
 ) -> None:
     """Run a table of the papers, and print the paper's numbers beside what was measured.
 
-    The same command once more goes on where it stopped.
+    TABLES are fedpac/table1, a whole paper (fedpac), or a table's TOML file; --list names them. The
+    same command once more goes on where it stopped.
     """
     from fedloom.reproduce.library import all_tables, find_tables, tables_folder
 

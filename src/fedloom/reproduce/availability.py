@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.data.hub import KNOWN, mirror
+from fedloom.data.hub import hub_entry, mirror
 from fedloom.data.known import EMBEDDED, known_name
 from fedloom.data.options import Options
 from fedloom.data.registry import register_data
@@ -27,7 +27,7 @@ def where_from(data: str) -> str:
     name, options = known
     if name == EMBEDDED or mirror(name, options.subset) is not None:
         return ""
-    repository = KNOWN[name].repo
+    repository = hub_entry(name, options).repo
     folder = f"a folder {name} in FEDLOOM_DATA"
     return folder if repository is None else f"hub repository {repository}, or {folder}"
 
