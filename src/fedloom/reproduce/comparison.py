@@ -38,6 +38,8 @@ class Line:
     broken: int
     """Runs whose training broke down."""
     remark: str
+    stopped: bool = False
+    """Whether an early stop ended all runs that have fewer rounds than the paper's."""
 
     @property
     def difference(self) -> float | None:
@@ -48,8 +50,8 @@ class Line:
 
     @property
     def shorter(self) -> bool:
-        """Whether fewer rounds were run than the paper's."""
-        return self.rounds is not None and self.rounds < self.paper_rounds
+        """Whether fewer rounds were run than the paper's, and not because of an early stop."""
+        return self.rounds is not None and self.rounds < self.paper_rounds and not self.stopped
 
     @property
     def inside(self) -> bool | None:
@@ -92,7 +94,8 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
     runs = [run for part in parts for run in results.of(part, row)]
     current = [run for run in runs if _is_current(table, run)]
     values = _over_columns(current, quantity, len(parts))
-    rounds = [run.rounds for run in current if run.seed in values]
+    counted = [run for run in current if run.seed in values]
+    paper_rounds = _paper_rounds(table, parts[0], row)
     line = Line(
         quantity=quantity,
         column=column,
@@ -101,8 +104,9 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         printed=table.printed.get(quantity, {}).get(column, {}).get(row),
         ours=OverSeeds.of(values.values()),
         seeds=len(values),
-        rounds=min(rounds, default=None),
-        paper_rounds=_paper_rounds(table, parts[0], row),
+        rounds=min((run.rounds for run in counted), default=None),
+        paper_rounds=paper_rounds,
+        stopped=all(run.stopped or run.rounds >= paper_rounds for run in counted),
         broken=sum(run.failed is not None for run in current),
         remark="",
     )

@@ -114,15 +114,13 @@ class Measurement:
     def run(self, watch: Watch) -> Results:
         """Every chosen cell with every seed; the results are written after every run."""
         cells, seeds = self.choice.cells(self.table), self.choice.seeds_of(self.table)
-        results = read_results(self.files[0], self.table)
         for number, cell in enumerate(cells):
             for place, seed in enumerate(seeds):
                 measured = self._measured(cell, seed, watch, number * len(seeds) + place)
                 if measured is None:
                     break
                 for file in self.files:
-                    results = read_results(file, self.table).with_run(measured)
-                    results.save(file)
+                    read_results(file, self.table).with_run(measured).save(file)
         if cells and len(self._missing) == len({cell.config.data for cell in cells}):
             raise BadInput(f"nothing of {self.table.id} was run, as none of its data is at hand")
         return read_results(self.files[0], self.table)

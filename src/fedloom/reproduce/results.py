@@ -44,6 +44,9 @@ class Measured:
     over_clients: OverClients | None = None
     failed: str | None = None
     """Why training broke down."""
+    stopped: str | None = None
+    """Why it ended before its last round, where the table has an `early_stop`; more rounds would
+    have changed nothing."""
 
     @classmethod
     def of(
@@ -66,6 +69,7 @@ class Measured:
             versions,
             values,
             spread,
+            stopped=summary.stopped,
         )
 
     @classmethod
@@ -101,7 +105,8 @@ class Results:
         others = [one for one in self.runs if (one.column, one.row, one.seed) != key]
         before = [one for one in self.runs if (one.column, one.row, one.seed) == key]
         longer = [one for one in before if one.digest == run.digest and one.rounds > run.rounds]
-        kept = longer[0] if longer and not longer[0].failed else run
+        shorter = run.stopped is None and longer and not longer[0].failed
+        kept = longer[0] if shorter else run
         ordered = sorted([*others, kept], key=lambda one: (one.column, one.row, one.seed))
         return replace(self, runs=tuple(ordered))
 
