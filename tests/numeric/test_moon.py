@@ -167,6 +167,12 @@ def test_moons_projection_head():
     assert all(not torch.equal(moved[k], model.initial[k]) for k in kept)
 
 
+@pytest.mark.parametrize("method", ["dualfed", "fedcr", "fedetf", "fedrod", "pfedhn", "spherefed"])
+def test_a_projection_head_is_refused_where_the_method_has_made_the_head(method):
+    with pytest.raises(BadInput, match=f"projection_head and {method} cannot be combined"):
+        Program(parse_method(f"{method} + projection_head(widths=[6])"), mlp(), 2)
+
+
 def test_a_projection_head_under_any_method():
     """It is decayed, shared and kept as other layers are: FedPer's head alone is personal."""
     method = parse_method("fedper + projection_head(widths=[6])")

@@ -104,6 +104,20 @@ def test_a_shorter_run_says_so_and_does_not_undo_a_longer_one(table_file: Path) 
     assert measurement(table_file, **chosen, rounds=1).measure().runs[0].rounds == 2
 
 
+def test_a_run_that_an_early_stop_ended_is_not_shorter_than_the_papers(table_file: Path) -> None:
+    """Every round is as good as the first, so the run ends after two of nine; a try of one round
+    is short, and does not undo it."""
+    text = table_file.read_text(encoding="utf-8").replace("lr = 0.05", "lr = 1e-12")
+    table_file.write_text(text.replace("rounds = 2", "rounds = 9\nearly_stop = 1"), "utf-8")
+    table, runs = read_table(table_file), table_file.parents[2] / "runs"
+    for rounds, run, remark in ((1, 1, "1 of the paper's 9 rounds"), (None, 2, ""), (1, 2, "")):
+        choice = Choice(("four",), ("fedavg",), seeds=(0,), rounds=rounds)
+        results = Measurement(table, choice, runs).run(lambda label, over: ())
+        line = lines(table, results, ["four"], ["fedavg"])[0]
+        assert (line.rounds, line.remark) == (run, remark)
+        assert (line.inside is None) == bool(remark)
+
+
 def test_training_that_breaks_down_is_a_result_too(table_file: Path) -> None:
     text = table_file.read_text(encoding="utf-8").replace("fedprox(mu=0.2)", "pfedme(lam=1e30)")
     table_file.write_text(text, encoding="utf-8")

@@ -502,6 +502,15 @@ def test_the_number_of_newcomers(moment, expected):
     assert r.run().accuracy == pytest.approx(expected)
 
 
+def test_newcomers_receive_a_global_model_and_do_not_train_it():
+    protocol = Protocol(model="global", clients="new")
+    r = runner(protocol, Staged(tunes=False), newcomers=1)
+    summary = r.run()
+    assert str(summary.result.at) == "newcomers/received/test (global)"
+    assert summary.newcomers == summary.result
+    assert summary.accuracy == pytest.approx(0.2)
+
+
 def test_validation_is_scored_where_it_selects():
     """Received says class 0: validation 1 and 0, test as above."""
     r = runner(Protocol(moment="received", select="best_val"), Staged(tunes=False), val=True)

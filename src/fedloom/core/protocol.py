@@ -112,8 +112,6 @@ class Protocol:
         return "personal"
 
     def _settled_moment(self, program: Program, model: str) -> Moment:
-        if self.clients == "new":
-            return "received" if self.moment == "received" else "adapted"
         if model == "global":
             if self.moment in ("trained", "adapted"):
                 raise BadInput(
@@ -121,6 +119,8 @@ class Protocol:
                     " clients' own models; set model=personal"
                 )
             return "received"
+        if self.clients == "new":
+            return "received" if self.moment == "received" else "adapted"
         if self.moment == "final":
             return "final" if program.adapt else "received"
         if self.moment == "personalized":

@@ -79,7 +79,8 @@ def _representation(s: Site, w: Tree, x: Tensor) -> Tensor:
 @register
 @dataclass(frozen=True)
 class ProjectionHead(Term):
-    """MOON's projection head (Li et al., CVPR 2021, section 3.3) for any method.
+    """MOON's projection head (Li et al., CVPR 2021, section 3.3) for any method whose head is the
+    network's own.
 
     A perceptron P between body and head, which is replaced by a linear layer of P's width. P(f(x))
     is the representation from then on. P is a part of the model like any other layer: shared,
@@ -99,6 +100,15 @@ class ProjectionHead(Term):
 
     name: ClassVar[str] = "projection_head"
     family: ClassVar[str] = "representation"
+    # They have put a head of their own on the body by then, or know the sizes of all layers.
+    refuses: ClassVar[tuple[str, ...]] = (
+        "dualfed",
+        "fedcr",
+        "fedetf",
+        "fedrod",
+        "pfedhn",
+        "spherefed",
+    )
     widths: tuple[int, ...] = (256, 128)
 
     def __post_init__(self) -> None:

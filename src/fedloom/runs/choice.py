@@ -7,6 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from fedloom.core.protocol import Protocol
+from fedloom.core.score import Moment
 from fedloom.errors import BadInput
 from fedloom.record import At, Chosen, Group, Headline, RoundRecord, Score, Spread
 
@@ -95,8 +96,10 @@ def _on_validation(at: At) -> At:
 
 
 def newcomers(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen | None:
-    """How the clients that never trained did after they joined, if there were any."""
-    at = At("adapted", protocol.split, protocol.model, "newcomers")
+    """How the clients that never trained did after they joined, if there were any; under a global
+    model, which nobody trains for himself, as they received it."""
+    moment: Moment = "received" if protocol.model == "global" else "adapted"
+    at = At(moment, protocol.split, protocol.model, "newcomers")
     scored = _scored(records, at)
     return _average(replace(protocol, select="last"), scored[-1:]) if scored else None
 

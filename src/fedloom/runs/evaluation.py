@@ -86,7 +86,10 @@ class Evaluator:
             self._score_members(now, done, present, clients, sheet)
         if last and self.experiment.config.newcomers and self.protocol.on == "clients":
             joining = range(self.program.clients, len(self.experiment.data))
-            ask = Ask(("received", "adapted"), self.splits, self._model)
+            moments: tuple[Moment, ...] = ("received", "adapted")
+            if self._model == "global":
+                moments = ("received",)
+            ask = Ask(moments, self.splits, self._model)
             for cid, scores in self._scores(now, joining, ask, clients):
                 sheet.add(cid, scores, "newcomers")
 
