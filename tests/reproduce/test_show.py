@@ -77,5 +77,5 @@ def test_a_table_may_have_a_method_of_ones_own(
     words = ("--import", "own.py", "--column", "four", "--methods", "fedavg", "--seeds", "0")
     done = fedloom("reproduce", "table1.toml", *words)
     assert done.code == 0, done.err
-    (run,) = Path("runs/reproduce").glob("*/table1/four/fedavg-seed0")
+    (run,) = Path("runs/reproduce").glob("fedpac/table1/four/fedavg-seed0")
     assert fedloom("resume", str(run), "--rounds", "3").code == 0

@@ -91,7 +91,7 @@ def _side_by_side(
 
 
 def remark(table: PaperTable) -> str:
-    """What the paper leaves open: a line for every item, which the terminal wraps; empty: nothing."""
+    """What the paper leaves open, a line for every item, which the terminal wraps."""
     lines = re.sub(r"\s*\n(?!- )\s*", " ", (table.remark or "").strip())
     return f"{lines}\n" if lines else ""
 
