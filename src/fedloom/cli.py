@@ -194,7 +194,7 @@ def run_command(
     ):
         watchers = [*_watchers(loggers, bar, chosen.method), *pages]
         result = start(Experiment.build(chosen), engine, watchers, overwrite)
-    _show(None if quiet or as_json else summary_table(result.summary))
+    _show(None if quiet or as_json else summary_table(result))
     _show(profile_table(result.summary) if profile and not as_json else None)
     _print_json(result.summary, as_json)
 
@@ -273,7 +273,7 @@ def resume(
         )
     for warning in result.warnings:
         _note(warning)
-    _show(None if quiet or as_json else summary_table(result.summary))
+    _show(None if quiet or as_json else summary_table(result))
     _print_json(result.summary, as_json)
 
 
