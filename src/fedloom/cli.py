@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from fedloom.deploy.cli import Imports, deploy_app
 from fedloom.errors import (
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
     from fedloom.reproduce.format import PaperTable
-    from fedloom.reproduce.measure import Measurement
+    from fedloom.reproduce.measure import Choice, Measurement
     from fedloom.runs.watcher import Watcher
 
 app = typer.Typer(
@@ -193,7 +194,7 @@ def run_command(
     ):
         watchers = [*_watchers(loggers, bar, chosen.method), *pages]
         result = start(Experiment.build(chosen), engine, watchers, overwrite)
-    _show(None if quiet or as_json else summary_table(result.summary))
+    _show(None if quiet or as_json else summary_table(result))
     _show(profile_table(result.summary) if profile and not as_json else None)
     _print_json(result.summary, as_json)
 
@@ -272,7 +273,7 @@ def resume(
         )
     for warning in result.warnings:
         _note(warning)
-    _show(None if quiet or as_json else summary_table(result.summary))
+    _show(None if quiet or as_json else summary_table(result))
     _print_json(result.summary, as_json)
 
 
@@ -446,6 +447,7 @@ def reproduce(
         typer.Argument(help="fedpac/table1, a whole paper (fedpac), or a table's TOML file."),
     ] = None,
     *,
+    imports: Imports = None,
     list_them: Annotated[bool, typer.Option("--list", help="Which tables there are.")] = False,
     show_printed: Annotated[
         bool, typer.Option("--show", help="What the paper prints; nothing is run.")
@@ -489,8 +491,18 @@ def reproduce(
     TABLES are fedpac/table1, a whole paper (fedpac), or a table's TOML file; --list names them. The
     same command once more goes on where it stopped.
     """
+    if not (tables or list_them or check or page or dry_run):
+        raise BadInput("name a table, for instance fedpac/table1; --list names all of them")
     from fedloom.reproduce.library import all_tables, find_tables, tables_folder
+    from fedloom.reproduce.measure import Choice, Measurement
 
+    choice = Choice.written(column, methods, seeds, rounds)
+    if (list_them or check or page or dry_run) and choice != Choice():
+        raise BadInput(
+            "--column, --methods, --seeds and --rounds choose what is run or shown; leave them out"
+            " beside --list, --check, --page and --dry-run, which are about whole tables"
+        )
+    recorded = load_extensions(imports or ())
     files = find_tables(tables) if tables else all_tables(tables_folder())
     if check:
         _check_tables(files)
@@ -506,18 +518,11 @@ def reproduce(
         write_page(papers, page)
     elif dry_run:
         _dry_run(papers)
-    elif not tables:
-        raise BadInput("name a table, for instance fedpac/table1; --list names all of them")
     elif show_printed:
-        from fedloom.reproduce.terminal import printed_tables
-
-        for printed in (table for paper in papers for table in printed_tables(paper)):
-            out.print(printed)
+        for paper in papers:
+            _show_printed(paper, choice)
     else:
-        from fedloom.reproduce.measure import Choice, Measurement
-
-        choice = Choice.written(column, methods, seeds, rounds)
-        how = {"engine": engine, "workers": workers, "device": device}
+        how = {"engine": engine, "workers": workers, "device": device, "imports": recorded}
         for paper in papers:
             measurement = Measurement(paper, choice, to, how, publish, overwrite, note=_note)
             _measure(measurement, quiet, as_json)
@@ -533,6 +538,20 @@ def _check_tables(files: Sequence[Path]) -> None:
     if wrong:
         raise BadInput(f"{len(wrong)} problems in {len(files)} tables; correct the files")
     print(f"{len(files)} tables are in order")
+
+
+def _show_printed(paper: PaperTable, choice: Choice) -> None:
+    """What the paper prints in the chosen columns and rows, and what it leaves open."""
+    from fedloom.reproduce.terminal import printed_tables, remark
+
+    choice.check_names(paper)
+    columns, rows = choice.columns or tuple(paper.columns), choice.rows or tuple(paper.rows)
+    printed = printed_tables(paper, columns, rows, out.width)
+    for table in printed:
+        out.print(table)
+    if not printed:
+        out.print(Text(f"{paper.id}: no number of it is printed in the paper"))
+    out.print(Text(remark(paper)), end="")
 
 
 def _list_tables(papers: Sequence[PaperTable], as_json: bool) -> None:

@@ -15,6 +15,7 @@ from fedloom.errors import BadInput
 from fedloom.launch.compare import Comparison, Row
 from fedloom.launch.tables import AgainstAlone, training_alone
 from fedloom.runs.config import RunConfig, RunSettings
+from fedloom.runs.result import summary_rows
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
 
@@ -31,6 +32,39 @@ def test_every_score_is_a_row_of_a_frame() -> None:
     received = members[(members.moment == "received") & (members.model == "personal")]
     assert received.accuracy.mean() == pytest.approx(result.accuracy)
     assert list(received.accuracy) == list(result.summary.result.values)
+
+
+def test_a_summary_says_which_model_was_tested_and_how_it_did_at_other_moments() -> None:
+    """FedRep is fine-tuned once the two rounds are over; two of its four clients train in each."""
+    result = fl.run("fedrep", **SMALL, participation=0.5, progress=False)
+    rows = dict(summary_rows(result.summary, result.records))
+    assert rows["tested"] == "personal model after the final tuning"
+    frame = result.to_pandas()
+    in_round_2 = frame[frame["round"] == 2].groupby("moment").accuracy.mean()
+    assert rows["as received, round 2"] == f"{100 * in_round_2.received:.2f} %"
+    assert (
+        rows["after local training, round 2"] == f"{100 * in_round_2.trained:.2f} %, 2 of 4 clients"
+    )
+
+
+@pytest.mark.parametrize(
+    ("protocol", "tested"),
+    [
+        ("fedloom", "personal model as received, round 2"),
+        ("dualfed", "personal model as received, each client's best round"),
+        ("fedbr", "global model as received, mean of rounds 1, 2"),
+    ],
+)
+def test_a_summary_says_which_rounds_count(protocol: str, tested: str) -> None:
+    result = fl.run("fedavg", **SMALL, protocol=protocol, progress=False)
+    assert dict(summary_rows(result.summary, result.records))["tested"] == tested
+
+
+def test_an_early_end_says_by_which_rows() -> None:
+    settings = {**SMALL, "rounds": 9, "lr": 1e-12, "early_stop": 1, "progress": False}
+    assert "on test rows" in str(fl.run("fedavg", **settings).summary.stopped)
+    validated = fl.run("fedavg", **settings, split="merged(train=0.6, val=0.2)")
+    assert "on val rows" in str(validated.summary.stopped)
 
 
 def test_a_comparison_holds_every_seed(tmp_path: Path) -> None:

@@ -16,13 +16,13 @@ from fedloom.launch.compare import Comparison
 from fedloom.launch.tables import AgainstAlone, OverSeeds, over_seeds, training_alone
 from fedloom.record import LedgerStep, Summary
 from fedloom.runs.ledger import Account
-from fedloom.runs.result import summary_rows
+from fedloom.runs.result import Result, summary_rows
 
 
-def summary_table(summary: Summary) -> Table:
+def summary_table(result: Result) -> Table:
     """One run, readable."""
-    table = Table(title=Text(summary.label), show_header=False)
-    for name, text in summary_rows(summary):
+    table = Table(title=Text(result.summary.label), show_header=False)
+    for name, text in summary_rows(result.summary, result.records):
         table.add_row(name, Text(text, overflow="fold"))
     return table
 

@@ -160,7 +160,7 @@ class PaperTable(BaseModel):
     @property
     def paper(self) -> str:
         """The folder: dbe, fedbr ..."""
-        return self.path.parent.name
+        return self.path.absolute().parent.name
 
     @property
     def name(self) -> str:

@@ -56,7 +56,7 @@ def find_tables(names: Iterable[str], folder: Path | None = None) -> list[Path]:
 def _named(name: str, folder: Path | None) -> list[Path]:
     if name.endswith(".toml"):
         return [Path(name)]
-    home = tables_folder(folder)
+    home, name = tables_folder(folder), name.lower()
     known = {f"{path.parent.name}/{path.stem}": path for path in all_tables(home)}
     if name in known:
         return [known[name]]

@@ -47,8 +47,8 @@ class Choice:
                 raise BadInput(f"seeds are whole numbers such as 0,1,2 and not {number!r}")
         return cls(_words(columns), _words(rows), tuple(map(int, numbers)), rounds)
 
-    def cells(self, table: PaperTable) -> list[Cell]:
-        """The chosen cells of a table, column by column; a name it lacks is refused."""
+    def check_names(self, table: PaperTable) -> None:
+        """Refuse a column or row that the table lacks."""
         for kind, names, known in (
             ("column", self.columns, list(table.columns)),
             ("row", self.rows, list(table.rows)),
@@ -56,6 +56,10 @@ class Choice:
             for name in names:
                 if name not in known:
                     raise BadInput(f"{table.id} has no {kind} {name!r}{suggestion(name, known)}")
+
+    def cells(self, table: PaperTable) -> list[Cell]:
+        """The chosen cells of a table, column by column."""
+        self.check_names(table)
         columns = [c for name in self.columns for c in table.columns[name].average_of or (name,)]
         return table.cells(dict.fromkeys(columns) or None, self.rows or None)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -38,31 +39,61 @@ def list_table(tables: Sequence[PaperTable]) -> Table:
     listed = Table(box=SIMPLE_HEAD, pad_edge=False, caption="* data that is not at hand")
     listed.add_column("table", no_wrap=True)
     listed.add_column("title", overflow="fold")
-    for head in ("columns", "rows", "runs"):
-        listed.add_column(head, justify="right")
+    listed.add_column("runs", justify="right")
     listed.add_column("data", overflow="fold")
     for table in tables:
         data = [data_name(one) + ("*" if where_from(one) else "") for one in data_of(table)]
         runs = len(table.cells()) * len(table.seeds)
-        counts = map(str, (len(table.columns), len(table.rows), runs))
-        listed.add_row(table.id, Text(table.title), *counts, Text(", ".join(data)))
+        listed.add_row(table.id, Text(table.title), str(runs), Text(", ".join(data)))
     return listed
 
 
-def printed_tables(table: PaperTable) -> list[Table]:
-    """What the paper prints, a table for every quantity."""
+def printed_tables(
+    table: PaperTable, columns: Sequence[str], rows: Sequence[str], width: int
+) -> list[Table]:
+    """What the paper prints in these columns and rows: for every quantity a table, or several
+    where its columns do not stand side by side in `width` characters."""
     tables = []
     for quantity, by_column in table.printed.items():
-        matrix = Table(title=Text(f"{table.source}, {quantity}: {table.title}"))
-        matrix.add_column("", overflow="fold")
-        for column in by_column:
-            matrix.add_column(Text(column), justify="right")
-        for row in table.rows:
-            numbers = [by_row.get(row) for by_row in by_column.values()]
-            if any(numbers):
-                matrix.add_row(Text(table.label(row)), *map(shown.paper_number, numbers))
-        tables.append(matrix)
+        here = [row for row in rows if any(row in by_column.get(c, {}) for c in columns)]
+        numbers = {
+            column: [shown.paper_number(by_column[column].get(row)) for row in here]
+            for column in columns
+            if column in by_column
+        }
+        labels = [table.label(row) for row in here]
+        for part in _side_by_side(labels, numbers, width) if here else ():
+            matrix = Table(title=Text(f"{table.source}, {quantity}: {table.title}"))
+            matrix.add_column("", overflow="fold")
+            for column in part:
+                matrix.add_column(Text(column), justify="right")
+            for place, label in enumerate(labels):
+                matrix.add_row(Text(label), *(numbers[column][place] for column in part))
+            tables.append(matrix)
     return tables
+
+
+def _side_by_side(
+    labels: Sequence[str], numbers: Mapping[str, Sequence[str]], width: int
+) -> list[list[str]]:
+    """The columns in groups that fit a line, each with a frame of three characters."""
+    first = max(map(len, labels)) + 4
+    groups: list[list[str]] = []
+    left = 0
+    for column, texts in numbers.items():
+        needed = max(len(column), *map(len, texts)) + 3
+        if not groups or needed > left:
+            groups.append([])
+            left = width - first
+        groups[-1].append(column)
+        left -= needed
+    return groups
+
+
+def remark(table: PaperTable) -> str:
+    """What the paper leaves open, a line for every item, which the terminal wraps."""
+    lines = re.sub(r"\s*\n(?!- )\s*", " ", (table.remark or "").strip())
+    return f"{lines}\n" if lines else ""
 
 
 def comparison_tables(table: PaperTable, lines: Sequence[Line]) -> list[Table]:

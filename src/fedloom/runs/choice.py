@@ -7,7 +7,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from fedloom.core.protocol import Protocol
-from fedloom.core.score import Moment
+from fedloom.core.score import Moment, SplitName
 from fedloom.errors import BadInput
 from fedloom.record import At, Chosen, Group, Headline, RoundRecord, Score, Spread
 
@@ -52,6 +52,14 @@ def monitored(protocol: Protocol, record: RoundRecord) -> float | None:
         return None
     validation = record.score(_on_validation(record.headline.at))
     return record.headline.value if validation is None else _value(protocol, validation)
+
+
+def monitored_rows(record: RoundRecord) -> SplitName | None:
+    """The rows that `monitored` looks at."""
+    if record.headline is None:
+        return None
+    validation = _on_validation(record.headline.at)
+    return record.headline.at.split if record.score(validation) is None else validation.split
 
 
 def choose(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen:

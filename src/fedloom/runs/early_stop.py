@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedloom.record import RoundRecord
-from fedloom.runs.choice import monitored
+from fedloom.runs.choice import monitored, monitored_rows
 from fedloom.runs.watcher import RunView, Stop, Watcher
 
 
@@ -30,6 +30,6 @@ class EarlyStop(Watcher):
         if since < self.evaluations:
             return None
         return Stop(
-            f"no evaluation after round {best} was better than its {highest:.4f}"
-            f" (early_stop = {self.evaluations})"
+            f"no evaluation after round {best} was better than its {highest:.4f} on"
+            f" {monitored_rows(record)} rows (early_stop = {self.evaluations})"
         )

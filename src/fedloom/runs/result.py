@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING
 
+from fedloom.core.score import Moment
 from fedloom.core.tree import State
-from fedloom.record import Chosen, Finding, RoundRecord, Summary
+from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
 from fedloom.runs.experiment import Experiment
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_AT: Mapping[Moment, str] = {
+    "received": "as received",
+    "trained": "after local training",
+    "adapted": "after fine-tuning",
+    "final": "after the final tuning",
+}
 
 
 @dataclass(frozen=True)
@@ -48,17 +56,19 @@ class Result:
         """The summary as a table, for notebooks."""
         rows = "".join(
             f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>"
-            for name, text in summary_rows(self.summary)
+            for name, text in summary_rows(self.summary, self.records)
         )
         return f"<table><caption>{escape(self.summary.label)}</caption>{rows}</table>"
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+def summary_rows(summary: Summary, records: Sequence[RoundRecord]) -> list[tuple[str, str]]:
     """A run in words: name and value of every line."""
     result, joined = summary.result, summary.newcomers
     rows = [
         (result.metric, _percent(result)),
         ("worst 10 % of clients", f"{100 * result.worst_decile:.2f} %"),
+        ("tested", f"{result.at.model} model {_AT[result.at.moment]}{_rounds(summary)}"),
+        *_other_moments(result, records),
     ]
     if joined is not None and joined != result:
         many = f"{len(joined.clients)} newcomer{'s' if len(joined.clients) > 1 else ''}"
@@ -78,6 +88,36 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 def _percent(chosen: Chosen) -> str:
     return f"{100 * chosen.value:.2f} % ± {100 * chosen.std:.2f} over clients"
+
+
+def _rounds(summary: Summary) -> str:
+    """The rounds that count, in words; empty where they are all over."""
+    result = summary.result
+    if result.select == "best_test_per_client":
+        return ", each client's best round"
+    if max(result.rounds) > summary.rounds:
+        return ""
+    if len(result.rounds) > 1:
+        return f", mean of rounds {', '.join(map(str, sorted(result.rounds)))}"
+    return f", round {result.rounds[0]}"
+
+
+def _other_moments(result: Chosen, records: Sequence[RoundRecord]) -> list[tuple[str, str]]:
+    """What was scored last of the same model at other moments, on the same rows."""
+    last: dict[Moment, tuple[int, Score]] = {}
+    for record in records:
+        for score in record.scores:
+            if score.at == replace(result.at, moment=score.at.moment):
+                last[score.at.moment] = (record.round, score)
+    rows = []
+    for moment, (number, score) in last.items():
+        if moment != result.at.moment:
+            spread = score.spread(result.metric)
+            value = spread.weighted if result.average == "samples" else spread.mean
+            few = len(score.clients) < len(result.clients)
+            where = f", {len(score.clients)} of {len(result.clients)} clients" if few else ""
+            rows.append((f"{_AT[moment]}, round {number}", f"{100 * value:.2f} %{where}"))
+    return rows
 
 
 def scores_frame(records: Sequence[RoundRecord]) -> DataFrame:

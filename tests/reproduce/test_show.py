@@ -1,0 +1,81 @@
+"""What a terminal shows of a paper's table before anything is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedloom.reproduce.format import read_table
+from fedloom.reproduce.terminal import printed_tables, remark
+from helpers import Done, fedloom
+
+OWN_METHOD = """
+from dataclasses import dataclass
+from typing import ClassVar
+
+import fedloom as fl
+
+
+@fl.register
+@dataclass(frozen=True, kw_only=True)
+class OfThisTest(fl.Method):
+    name: ClassVar[str] = "of_this_test"
+"""
+
+
+def show(file: Path, *words: str) -> Done:
+    return fedloom("reproduce", str(file), "--show", *words)
+
+
+def test_only_the_chosen_columns_and_rows_are_shown(table_file: Path) -> None:
+    shown = show(table_file, "--column", "four", "--methods", "fedprox").out
+    assert "81.50" in shown
+    assert "FedAvg" not in shown
+    assert "mean" not in shown
+
+
+def test_a_mistyped_column_row_or_seed_is_refused_where_nothing_is_run(table_file: Path) -> None:
+    assert "did you mean 'four'?" in show(table_file, "--column", "fuor").err
+    assert "did you mean 'fedprox'?" in show(table_file, "--methods", "fedprix").err
+    assert "seeds are whole numbers" in show(table_file, "--seeds", "a").err
+    assert "leave them out" in fedloom("reproduce", str(table_file), "--check", "--seeds=0").err
+
+
+def test_columns_that_do_not_fit_a_line_stand_in_a_further_table(table_file: Path) -> None:
+    """Frame and labels take 12 characters, `four` 15 (80.00 ± 0.50), `mean` 8: 35 in all."""
+    table = read_table(table_file)
+    rows, columns = ("fedavg", "fedprox", "stranger"), ("four", "mean")
+
+    def accuracies(width: int) -> int:
+        tables = printed_tables(table, columns, rows, width)
+        return sum("accuracy" in str(part.title) for part in tables)
+
+    assert (accuracies(35), accuracies(34)) == (1, 2)
+
+
+def test_what_a_paper_leaves_open_is_shown_an_item_a_line(table_file: Path) -> None:
+    text = 'remark = """\nChosen:\n- seeds: two,\n  as elsewhere.\n- rows: all\n"""\n'
+    table_file.write_text(text + table_file.read_text(encoding="utf-8"), encoding="utf-8")
+    assert remark(read_table(table_file)) == "Chosen:\n- seeds: two, as elsewhere.\n- rows: all\n"
+    assert "- seeds: two, as elsewhere." in show(table_file).out
+
+
+def test_a_table_without_printed_numbers_says_so(table_file: Path) -> None:
+    text = table_file.read_text(encoding="utf-8").partition("[printed")[0]
+    table_file.write_text(text, encoding="utf-8")
+    assert "no number of it is printed" in show(table_file).out
+
+
+def test_a_table_may_have_a_method_of_ones_own(
+    table_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(table_file.parent)
+    Path("own.py").write_text(OWN_METHOD, encoding="utf-8")
+    text = table_file.read_text(encoding="utf-8").replace('"fedavg"\n', '"of_this_test"\n')
+    table_file.write_text(text, encoding="utf-8")
+    words = ("--import", "own.py", "--column", "four", "--methods", "fedavg", "--seeds", "0")
+    done = fedloom("reproduce", "table1.toml", *words)
+    assert done.code == 0, done.err
+    (run,) = Path("runs/reproduce").glob("fedpac/table1/four/fedavg-seed0")
+    assert fedloom("resume", str(run), "--rounds", "3").code == 0
