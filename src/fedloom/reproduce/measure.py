@@ -118,6 +118,7 @@ class Measurement:
     def run(self, watch: Watch) -> Results:
         """Every chosen cell with every seed; the results are written after every run."""
         cells, seeds = self.choice.cells(self.table), self.choice.seeds_of(self.table)
+        results = read_results(self.files[0], self.table)
         for number, cell in enumerate(cells):
             for place, seed in enumerate(seeds):
                 measured = self._kept(results, cell, seed)
