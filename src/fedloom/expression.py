@@ -37,8 +37,8 @@ class Call:
         return f"{self.name}({', '.join(shown)})" if shown else self.name
 
 
-def parse(text: str) -> list[Call]:
-    """The calls of an expression, in order.
+def parse(text: str, like: str = "fedavg + proximal(mu=0.01)") -> list[Call]:
+    """The calls of an expression, in order; what cannot be read is told to be written `like` this.
 
     >>> parse("fedavg + proximal(mu=1e-2)")
     [Call(name='fedavg', args=(), kwargs={}), Call(name='proximal', args=(), kwargs={'mu': 0.01})]
@@ -48,14 +48,13 @@ def parse(text: str) -> list[Call]:
         return [_call(node, text) for node in _summands(tree.body)]
     except _UNREADABLE as e:
         raise BadInput(
-            f"cannot read the expression {text!r} ({getattr(e, 'msg', e)});"
-            " write it like 'fedavg + proximal(mu=0.01)'"
+            f"cannot read the expression {text!r} ({getattr(e, 'msg', e)}); write it like {like!r}"
         ) from None
 
 
 def parse_one(text: str) -> Call:
     """The single call of an expression that may not be a sum."""
-    calls = parse(text)
+    calls = parse(text, like="name(argument=value)")
     if len(calls) != 1:
         raise BadInput(f"{text!r} must be one name with arguments, without '+'")
     return calls[0]

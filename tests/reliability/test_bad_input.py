@@ -76,6 +76,7 @@ def refused(folder: Path, *args: str, code: int = 1) -> str:
         ("method=fedavg - proximal", "cannot read 'fedavg - proximal'"),
         ("method=fedavg proximal", "cannot read the expression"),
         ("method=fedavg(mu=)", "cannot read the expression"),
+        ("protocol=dbe(", "write it like 'name(argument=value)'"),
         ("method=proximal", "begins with the term 'proximal'; begin with a method"),
         ("method=fedavg + fedper", "'fedper' is not a term; a sum is one method plus terms"),
         ("method=fedavg + proximal + proximal", "'proximal' appears twice in the sum"),

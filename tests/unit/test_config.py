@@ -28,6 +28,17 @@ def test_flags_win_over_overrides_and_those_over_the_file(tmp_path: Path) -> Non
     assert made.seed == 0  # a flag that was not given leaves the default
 
 
+def test_a_protocol_written_as_a_table_of_the_file_is_refused_with_its_expression(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('method = "fedper"\n[protocol]\nmoment = "received"\n')
+    with pytest.raises(
+        BadInput, match=r"write for instance protocol = 'fedpac\(moment=received\)'"
+    ):
+        RunConfig.read(file, [], {})
+
+
 @pytest.mark.parametrize(
     ("text", "key", "value"),
     [

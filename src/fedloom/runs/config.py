@@ -178,6 +178,11 @@ class RunConfig(BaseModel):
     def _object_as_expression(cls, value: Any) -> Any:
         if isinstance(value, Protocol):
             return str(value)
+        if isinstance(value, Mapping):  # a table [protocol] of a TOML file
+            raise BadInput(
+                "protocol is an expression, a preset and what differs from it; write for instance"
+                " protocol = 'fedpac(moment=received)'"
+            )
         if isinstance(value, str) and value.strip():
             parse_protocol(value)  # what is misspelt should not wait for the data to be read
         return value
