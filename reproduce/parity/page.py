@@ -18,9 +18,11 @@ same weights and train the same rows in the same batches on a small network, for
 all clients and, where it is cheap, one with some of them. Compared are all tensors after every
 round: the server's model, what the clients keep, statistics, prototypes and aggregation weights. A
 difference is the largest one in a tensor, divided by the tensor's largest number where that is
-above 1. Where paper and program disagree, fedloom's default is the paper's reading and the
-comparison sets the flag of the other one; the sections below the table tell which. A patch is what
-had to be changed in the authors' program to run it here.
+above 1. Where paper and program disagree, fedloom's default is as a rule the paper's reading, and
+the comparison sets the flag of the other one. Where fedloom has no such flag, the program is driven
+by the paper's reading instead, or the step is left out on both sides and so not compared. The
+sections below the table tell which. A patch is what had to be changed in the authors' program to
+run it here.
 
 So parity says that fedloom computes what the program computes, under the expression in the row. It
 says nothing about accuracy, nor about data, networks and tests of the paper, which are not
