@@ -27,6 +27,7 @@ from helpers import finish, start_fedloom, wait_until
 
 pytestmark = [
     pytest.mark.deployment,
+    pytest.mark.xdist_group("rehearsal"),
     pytest.mark.skipif(sys.platform == "win32", reason="ends processes by signals"),
 ]
 MARK = "FEDLOOM_TEST"
