@@ -17,7 +17,6 @@ from fedloom.analysis.targets import (
 )
 from fedloom.core.protocol import Protocol
 from fedloom.errors import BadInput
-from fedloom.methods.fedavg import FedAvg
 from fedloom.record import At, RoundRecord, Score
 from fedloom.runs.choice import choose
 
@@ -61,7 +60,7 @@ def test_best_five_is_what_the_protocol_reports():
     clients = rng.uniform(size=(12, 3))
     records = [record(t, row) for t, row in enumerate(clients.tolist(), start=1)]
     protocol = Protocol(moment="received", select="mean_of_five_best_test")
-    reported = choose(protocol, FedAvg(), records).value
+    reported = choose(protocol, records).value
     assert best_rounds(clients.mean(axis=1)).mean == pytest.approx(reported, abs=1e-12)
 
 
