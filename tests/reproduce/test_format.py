@@ -49,6 +49,8 @@ REFUSED = [
     (("rounds = 2", "rounds = 0"), "row 'fedavg' in column 'four': rounds = 0 will not do"),
     (("mu=0.2", "nu=0.2"), "row 'fedprox' in column 'four': method 'fedprox' has no argument"),
     (('"fedavg"', '"fedagv"'), "row 'fedavg' in column 'four': unknown method 'fedagv'"),
+    (('partition = "iid"', 'partition = "irid"'), "in column 'four': unknown partition 'irid'"),
+    (("lr = 0.05", 'split = "marged"'), "in column 'four': unknown split 'marged'"),
     (("fedavg = 79", "fedavgg = 79"), "printed.accuracy.mean: there is no row 'fedavgg'"),
     (("accuracy.mean]", "accuracy.men]"), "printed.accuracy: there is no column 'men'"),
     (('["four", "mean"]', '["five"]'), "row 'fedprox' has no column 'four'; add it to"),

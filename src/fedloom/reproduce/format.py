@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from fedloom.errors import BadInput, FedloomError, suggestion
+from fedloom.expression import parse_one
 from fedloom.files import read_toml
 from fedloom.runs.config import RunConfig, Words
 
@@ -334,6 +335,8 @@ def _misplaced_keys(table: PaperTable) -> Iterator[str]:
 
 def _bad_cell(table: PaperTable, column: str, row: str) -> Iterator[str]:
     """What makes a cell no run, as far as that shows without its data."""
+    from fedloom.data.partition.registry import partitioner
+    from fedloom.data.split import splits
     from fedloom.methods import parse_method
 
     settings = table.settings_of(column, row)
@@ -349,6 +352,8 @@ def _bad_cell(table: PaperTable, column: str, row: str) -> Iterator[str]:
     try:
         config = RunConfig.checked(known)
         parse_method(config.method)
+        partitioner(config.partition)
+        splits.canonical(parse_one(config.split).name)
     except FedloomError as e:
         yield f"{place}: {e}"
 
