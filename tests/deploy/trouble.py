@@ -172,7 +172,9 @@ def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
                 finally:
                     federation.nodes[C].end(grace=60)  # which has to end a node of its own
     finally:
-        _, left = psutil.wait_procs(marked(MARK, mark), timeout=20)  # those that are just ending
+        # Tests of the pool in this process start helpers of multiprocessing, which inherit the mark.
+        started = [p for p in marked(MARK, mark) if "multiprocessing" not in command(p)]
+        _, left = psutil.wait_procs(started, timeout=20)  # some are just ending
         lines = {process.pid: command(process) for process in left}
         for process in left:
             with suppress(psutil.NoSuchProcess):

@@ -23,6 +23,7 @@ from fedloom.engines.ray import Ray
 from fedloom.errors import BadInput
 from fedloom.launch.start import start
 
+pytestmark = pytest.mark.xdist_group("ray")  # which takes a minute to start
 HERE = Path(__file__).parent
 SECONDS = 400
 
