@@ -102,8 +102,8 @@ def test_who_gains_and_who_loses_against_training_alone() -> None:
     assert training_alone(Comparison(rows).methods) == [alone]
     assert AgainstAlone.of([method], [alone]) == AgainstAlone(better=0.5, worse=0.25)
     assert AgainstAlone.of([replace(method, seed=7)], [alone]) is None
-    assert "50 / 25" in Comparison(rows)._repr_html_()
-    assert "against alone" not in Comparison(rows[:1])._repr_html_()
+    assert "50/25" in Comparison(rows)._repr_html_()
+    assert "training alone" not in Comparison(rows[:1])._repr_html_()
 
 
 def test_a_method_is_not_compared_with_itself() -> None:

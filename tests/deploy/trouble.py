@@ -172,7 +172,7 @@ def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
                 finally:
                     federation.nodes[C].end(grace=60)  # which has to end a node of its own
     finally:
-        # Tests of the pool in this process start helpers of multiprocessing, which inherit the mark.
+        # Tests of the pool in this process start helpers of multiprocessing, which have the mark.
         started = [p for p in marked(MARK, mark) if "multiprocessing" not in command(p)]
         _, left = psutil.wait_procs(started, timeout=20)  # some are just ending
         lines = {process.pid: command(process) for process in left}

@@ -48,16 +48,20 @@ class Column(NamedTuple):
     key: str
     head: str
     shown: str
-    """`%`: a share with its deviation over seeds; else the format of a mean."""
+    """`%`: percent with the deviation over seeds; `share`: percent; else the format of a mean."""
 
 
 COLUMNS = (
     Column("accuracy", "accuracy %", "%"),
-    Column("worst_decile", "worst tenth\nof clients %", "%"),
-    Column("megabytes_up_per_client", "MB sent\nby a client", ".2f"),
+    Column("worst_decile", "worst\ntenth %", "share"),
+    Column("megabytes_up_per_client", "MB\nsent", ".2f"),
     Column("seconds", "seconds", ".1f"),
     Column("newcomers", "newcomers %", "%"),
 )
+
+
+METHOD_WIDTH = 22
+"""Leaves a table with all its columns in 80 characters."""
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -66,13 +70,15 @@ def comparison_table(comparison: Comparison) -> Table:
     rows = comparison.rows
     seeds = len(rows[0].summaries)
     table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
-    table.add_column("method", overflow="fold")
+    table.add_column("method", overflow="fold", min_width=METHOD_WIDTH)
     alone = training_alone(comparison.methods)
     newcomers = any(s.newcomers for row in rows for s in row.summaries)
     columns = [column for column in COLUMNS if column.key != "newcomers" or newcomers]
-    against = ["gain / lose\nagainst alone %"] if alone else []
+    against = ["gain/\nlose %"] if alone else []
     for head in [*(column.head for column in columns), *against]:
         table.add_column(head, justify="right", no_wrap=True)
+    if alone:
+        table.caption = "gain/lose: clients that do better and worse than by training alone"
     best = max(row.accuracy for row in rows)
     for row in rows:
         cells = [_cell(over_seeds(row.summaries, c.key), c.shown) for c in columns]
@@ -83,14 +89,16 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def _gain_and_loss(method: Sequence[Summary], alone: Sequence[Summary]) -> str:
-    """`62 / 15`: 62 % of the clients are better off than alone and 15 % worse."""
+    """`62/15`: 62 % of the clients are better off than alone and 15 % worse."""
     shares = None if method is alone else AgainstAlone.of(method, alone)
-    return "-" if shares is None else f"{100 * shares.better:.0f} / {100 * shares.worse:.0f}"
+    return "-" if shares is None else f"{100 * shares.better:.0f}/{100 * shares.worse:.0f}"
 
 
 def _cell(number: OverSeeds | None, shown: str) -> str:
     if number is None:
         return "-"
+    if shown == "share":
+        return f"{100 * number.mean:.1f}"
     return number.percent() if shown == "%" else f"{number.mean:{shown}}"
 
 
