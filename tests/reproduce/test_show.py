@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.reproduce.format import read_table
 from fedloom.reproduce.terminal import printed_tables, remark
-from helpers import Done, fedloom
+from helpers import Done, fedloom, finish, start_fedloom
 
 OWN_METHOD = """
 from dataclasses import dataclass
@@ -70,12 +70,13 @@ def test_a_table_without_printed_numbers_says_so(table_file: Path) -> None:
 def test_a_table_may_have_a_method_of_ones_own(
     table_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In processes of their own: what is imported here would be registered for later tests."""
     monkeypatch.chdir(table_file.parent)
     Path("own.py").write_text(OWN_METHOD, encoding="utf-8")
     text = table_file.read_text(encoding="utf-8").replace('"fedavg"\n', '"of_this_test"\n')
     table_file.write_text(text, encoding="utf-8")
     words = ("--import", "own.py", "--column", "four", "--methods", "fedavg", "--seeds", "0")
-    done = fedloom("reproduce", "table1.toml", *words)
+    done = finish(start_fedloom("reproduce", "table1.toml", *words))
     assert done.code == 0, done.err
     (run,) = Path("runs/reproduce").glob("fedpac/table1/four/fedavg-seed0")
-    assert fedloom("resume", str(run), "--rounds", "3").code == 0
+    assert finish(start_fedloom("resume", str(run), "--rounds", "3")).code == 0
