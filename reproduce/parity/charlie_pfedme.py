@@ -9,11 +9,17 @@ from torch import Tensor, nn
 
 from fedloom.core.tree import Tree
 from reproduce.parity.driving import Classifier, absent
-from reproduce.parity.harness import Played, Recorded, under
+from reproduce.parity.harness import Deviation, Played, Recorded, under
 
 REPOSITORY = "CharlieDinh/pFedMe"
 COMMIT = "caf24b1f954d4381bd9b4d104ee7eff389e1489b"
 PACKAGES = absent("h5py", "torchvision", "torchvision.transforms")
+BY_SAMPLES = Deviation(
+    what="weights of the clients",
+    paper="the same for every participant",
+    code="by samples",
+    flag="weighting=samples",
+)
 Pairs = list[tuple[Tensor, Tensor]]
 
 

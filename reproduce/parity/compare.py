@@ -9,6 +9,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from fedloom.core.tree import Tree
 from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.runs.folder import current_versions
@@ -28,6 +29,15 @@ from reproduce.parity.harness import (
 
 def compare(name: str, parity: Parity, official: Path) -> None:
     """One method; where the two disagree beyond the limit, nothing is written."""
+    theirs, table = measured(parity, official)
+    if largest(table) > LIMIT:
+        raise BadInput(f"{name}: the difference is beyond {LIMIT:g}; nothing was written")
+    save_file(numbered(theirs), REFERENCE / f"{name}.safetensors")
+    write_json(RESULTS / f"{name}.json", result(name, parity, official, table))
+
+
+def measured(parity: Parity, official: Path) -> tuple[list[Tree], Table]:
+    """The program's tensors of every round, and how far ours are from them; printed, too."""
     if not (official / parity.folder).is_dir():
         raise BadInput(f"{official / parity.folder} is no folder; clone {parity.repository}")
     warn_of_another_commit(parity, official)
@@ -43,10 +53,7 @@ def compare(name: str, parity: Parity, official: Path) -> None:
     for patch in parity.patches:
         print(f"patch {patch.__name__}: {first_line(patch)}")
     print(f"largest difference {largest(table):.1e}")
-    if largest(table) > LIMIT:
-        raise BadInput(f"{name}: the difference is beyond {LIMIT:g}; nothing was written")
-    save_file(numbered(theirs), REFERENCE / f"{name}.safetensors")
-    write_json(RESULTS / f"{name}.json", result(name, parity, official, table))
+    return theirs, table
 
 
 def result(name: str, parity: Parity, official: Path, table: Table) -> dict:

@@ -16,7 +16,7 @@ from reproduce.parity.harness import (
     two_layers,
     under,
 )
-from reproduce.parity.marfoq import IndexedBatches, learner
+from reproduce.parity.marfoq import UNLOGGED, IndexedBatches, learner
 
 LEARNERS = 3
 METHOD = "fedem(learners=3, {}, lr=0.3, epochs=2, batch_size=5)"
@@ -75,10 +75,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
     server = CentralizedAggregator(
         clients,
         ensemble(),
-        log_freq=100,
-        global_train_logger=mock.MagicMock(),
-        global_test_logger=mock.MagicMock(),
-        seed=0,
+        **UNLOGGED,
     )
     seen = []
     for r in recorded.rounds:

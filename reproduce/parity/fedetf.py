@@ -17,6 +17,7 @@ from reproduce.parity.harness import (
     under,
 )
 from reproduce.parity.zexi_fedetf import (
+    ABSENT_CLASSES,
     COMMIT,
     PACKAGES,
     REPOSITORY,
@@ -93,12 +94,7 @@ PARITY = Parity(
     theirs=theirs,
     patches=(PACKAGES, without_a_gpu),
     deviations=(
-        Deviation(
-            what="classes that a client lacks",
-            paper="N_c = 0 takes a class out of the balanced softmax",
-            code="counted as one sample",
-            flag="clients that hold all classes, where both are the same",
-        ),
+        ABSENT_CLASSES,
         Deviation(
             what="momentum over rounds",
             paper="open",

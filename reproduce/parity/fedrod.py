@@ -21,7 +21,15 @@ from reproduce.parity.harness import (
     two_layers,
     under,
 )
-from reproduce.parity.zexi_fedetf import COMMIT, PACKAGES, REPOSITORY, Model, node, run
+from reproduce.parity.zexi_fedetf import (
+    ABSENT_CLASSES,
+    COMMIT,
+    PACKAGES,
+    REPOSITORY,
+    Model,
+    node,
+    run,
+)
 
 METHOD = "fedrod({}, lr=0.1, epochs=2, batch_size=5)"
 
@@ -76,12 +84,7 @@ PARITY = Parity(
             code="at the generic head, added to it",
             flag="the program is given heads of zero",
         ),
-        Deviation(
-            what="classes that a client lacks",
-            paper="N_c = 0 takes a class out of the balanced softmax",
-            code="counted as one sample",
-            flag="clients that hold all classes, where both are the same",
-        ),
+        ABSENT_CLASSES,
         Deviation(
             what="weight decay and momentum of personal heads",
             paper="open",

@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -195,6 +195,29 @@ class Recorded:
     def trained(self) -> list[Played]:
         """The rounds that train, without special ones."""
         return [r for r in self.rounds if r.plan.kind == "train"]
+
+
+@contextmanager
+def in_double(parity: Parity) -> Iterator[Parity]:
+    """The same comparison in double precision, in which a difference that is rounding vanishes."""
+
+    def net() -> Net:
+        drawn = parity.net().tree()
+        torch.set_default_dtype(torch.float64)
+        wide = parity.net()
+        wide.load_state_dict(drawn)
+        return wide
+
+    def widened(rows: HeldRows) -> HeldRows:
+        return replace(rows, inputs=rows.inputs.double())
+
+    data = [replace(m, train=widened(m.train), test=widened(m.test)) for m in parity.data]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # the net is drawn as in the other comparison
+    try:
+        yield replace(parity, data=data, net=net)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def play(parity: Parity, method: str | None = None) -> Recorded:

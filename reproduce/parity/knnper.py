@@ -20,7 +20,7 @@ from reproduce.parity.harness import (
     two_layers,
     under,
 )
-from reproduce.parity.marfoq import IndexedBatches, learner
+from reproduce.parity.marfoq import UNLOGGED, IndexedBatches, learner
 
 METHOD = "knnper(k=3, {}, lr=0.1, epochs=2, batch_size=5)"
 WEIGHT = 0.7
@@ -72,10 +72,7 @@ def theirs(recorded: Recorded) -> list[Tree]:
     server = CentralizedAggregator(
         clients,
         learner(Learner, Model(recorded), lr=0.1),
-        log_freq=100,
-        global_train_logger=mock.MagicMock(),
-        global_test_logger=mock.MagicMock(),
-        seed=0,
+        **UNLOGGED,
     )
     seen = []
     for r in recorded.rounds:

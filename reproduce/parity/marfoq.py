@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from reproduce.parity.harness import Batches
+
+UNLOGGED = {
+    "log_freq": 100,
+    "global_train_logger": mock.MagicMock(),
+    "global_test_logger": mock.MagicMock(),
+    "seed": 0,
+}
+"""Arguments of their servers that decide nothing here."""
 
 
 class IndexedBatches(Batches):

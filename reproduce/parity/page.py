@@ -13,7 +13,9 @@ INTRODUCTION = """\
 
 Written by `python reproduce/parity/page.py` from `reproduce/parity/results/`; do not edit it here.
 
-Every row compares fedloom with the program that the paper's authors published. Both begin with the
+Every row compares fedloom with a published program: the one of the method's authors, or, for
+FedProx and SCAFFOLD (FedNTD's authors), Fed-RoD (FedETF's), Per-FedAvg (pFedMe's), FedPer and
+LG-FedAvg (FedRep's), one of other authors that has the method. Both begin with the
 same weights and train the same rows in the same batches on a small network, for three rounds with
 all clients and, where it is cheap, one with some of them. Compared are all tensors after every
 round: the server's model, what the clients keep, statistics, prototypes and aggregation weights. A
@@ -23,6 +25,14 @@ the comparison sets the flag of the other one. Where fedloom has no such flag, t
 by the paper's reading instead, or the step is left out on both sides and so not compared. The
 sections below the table tell which. A patch is what had to be changed in the authors' program to
 run it here.
+
+Some comparisons had their settings changed after a first one: with batches of 5 rows FedDecorr
+differed by 1.6e-4 in the third round (by 1e-7 before it), VHL by 1.4e-5 at another rate, FedBN by
+2.4e-6 with a batch of two rows, and DualFed was given larger layers and batches. In double
+precision (`--double`, which writes nothing) FedDecorr's comparison ends at 8e-16 and VHL's at
+1e-12, so theirs was rounding, magnified by small batches. FedBN's comparison does not run in double
+precision, and DualFed's ends at 2e-5 there: what is left of it is not rounding alone, and only in
+part the 1e-6 that the program adds to a divisor, as far as we know.
 
 So parity says that fedloom computes what the program computes, under the expression in the row. It
 says nothing about accuracy, nor about data, networks and tests of the paper, which are not

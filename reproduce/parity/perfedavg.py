@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fedloom.core.tree import Tree
-from reproduce.parity.charlie_pfedme import COMMIT, PACKAGES, REPOSITORY, run, server_of, tree
+from reproduce.parity.charlie_pfedme import (
+    BY_SAMPLES,
+    COMMIT,
+    PACKAGES,
+    REPOSITORY,
+    run,
+    server_of,
+    tree,
+)
 from reproduce.parity.driving import SKEWED, uploads
 from reproduce.parity.harness import Deviation, Parity, Played, Recorded, two_layers
 
@@ -62,12 +70,7 @@ PARITY = Parity(
             code="left out",
             flag="variant=first_order",
         ),
-        Deviation(
-            what="weights of the clients",
-            paper="the same for every participant",
-            code="by samples",
-            flag="weighting=samples",
-        ),
+        BY_SAMPLES,
         Deviation(
             what="the step before a test",
             paper="one gradient step of rate alpha on training rows",

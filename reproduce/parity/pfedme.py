@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fedloom.core.tree import Tree
-from reproduce.parity.charlie_pfedme import COMMIT, PACKAGES, REPOSITORY, run, server_of, tree
+from reproduce.parity.charlie_pfedme import (
+    BY_SAMPLES,
+    COMMIT,
+    PACKAGES,
+    REPOSITORY,
+    run,
+    server_of,
+    tree,
+)
 from reproduce.parity.driving import SKEWED
 from reproduce.parity.harness import Deviation, Parity, Recorded, two_layers, under
 
@@ -82,12 +90,7 @@ PARITY = Parity(
             code="at the theta of the batch before, within a round",
             flag="warm_start=true",
         ),
-        Deviation(
-            what="weights of the clients",
-            paper="the same for every participant",
-            code="by samples",
-            flag="weighting=samples",
-        ),
+        BY_SAMPLES,
         Deviation(
             what="weight decay of theta",
             paper="none",

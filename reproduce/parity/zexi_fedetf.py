@@ -10,12 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from reproduce.parity.driving import absent
-from reproduce.parity.harness import Batches, Recorded, module_of
+from reproduce.parity.harness import Batches, Deviation, Recorded, module_of
 
 REPOSITORY = "ZexiLee/ICCV-2023-FedETF"
 COMMIT = "092ace3471d0489c432fcde811ed7b7081042720"
 PACKAGES = absent(
     "pyhessian", "six", "torchvision", "torchvision.datasets", "torchvision.transforms"
+)
+ABSENT_CLASSES = Deviation(
+    what="classes that a client lacks",
+    paper="N_c = 0 takes a class out of the balanced softmax",
+    code="counted as one sample",
+    flag="clients that hold all classes, where both are the same",
 )
 DIM = 4
 

@@ -12,10 +12,10 @@ import pytest
 
 pytest.importorskip("psutil")
 
+import psutil
 from watching import runs
 
 from fedloom.deploy.processes import Child, ChildFailed, end_all, free_ports, listens
-from helpers import wait_until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and sessions")
 
@@ -113,7 +113,8 @@ def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> Non
         parent.ready(lambda: "ready" in parent.output(), 60)
         (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
         parent.kill()
-        wait_until(lambda: not runs(orphan), 30)
+        psutil.wait_procs([orphan], timeout=30)
+        assert not runs(orphan)
     finally:
         parent.end(grace=5)
 

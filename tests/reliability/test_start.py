@@ -65,7 +65,10 @@ def test_a_counter_of_batches_may_be_missing() -> None:
     """Older files have none."""
     net = build_model("mlp(norm=batch)", (4,), 3, seed=0)
     state = {k: v for k, v in net.tree().items() if "tracked" not in k}
-    fill(build_model("mlp(norm=batch)", (4,), 3, seed=1), state, "", "it")
+    other = build_model("mlp(norm=batch)", (4,), 3, seed=1)
+    assert not same(other.tree(), net.tree())
+    fill(other, state, "", "it")
+    assert same(other.tree(), net.tree())
 
 
 @pytest.mark.parametrize(
