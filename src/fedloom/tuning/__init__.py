@@ -1,0 +1,1 @@
+"""Hyper-parameters by successive halving, scored on validation rows: `fedloom tune`."""

@@ -1,0 +1,151 @@
+"""Successive halving over the trials of all methods, rung by rung, from wherever it stopped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedloom.core.metrics import metric
+from fedloom.durations import duration
+from fedloom.files import file_name
+from fedloom.runs.folder import RunPaths
+from fedloom.tuning.budget import trials_within
+from fedloom.tuning.halving import rungs, survivors
+from fedloom.tuning.plan import Plan
+from fedloom.tuning.points import points
+from fedloom.tuning.processes import Trials
+from fedloom.tuning.result import Tuned, TuneResult
+from fedloom.tuning.store import Store, Study
+
+
+@dataclass(frozen=True)
+class Search:
+    """Successive halving over all methods, rung by rung."""
+
+    plan: Plan
+    store: Store
+    runs: Trials
+    note: Callable[[str], None]
+
+    @cached_property
+    def studies(self) -> list[Study]:
+        """One for each method."""
+        plan = self.plan
+        return [
+            Study(self.store, label, plan.identity(place), metric(plan.metric).higher_is_better)
+            for place, label in enumerate(plan.labels)
+        ]
+
+    def affordable(self, seconds: float, further: float = 0) -> int:
+        """How many trials of every method fit into a time, by a first round of each, with `further`
+        rounds of each after the tuning; where the folder has methods already, as many as these
+        have."""
+        before = self.store.trials_per_method()
+        if before is not None:
+            return before
+        plan = self.plan
+        configs = [
+            plan.config(place, plan.default(place), 1, self._folder(place, 0))
+            for place in range(len(plan.labels))
+        ]
+        per_round = [outcome.round_seconds for _, outcome in self.runs.advance(configs)]
+        count = trials_within(seconds, per_round, plan.base.rounds, plan.base.workers, further)
+        self.note(
+            f"a round takes {duration(sum(per_round))} for all {len(configs)} methods together, so"
+            f" {count} trials of each fit into {duration(seconds)}"
+        )
+        return count
+
+    def run(self, trials: int) -> TuneResult:
+        """All trials, as far as they go."""
+        plan = self.plan
+        self._enter(trials)
+        steps = rungs(trials, plan.base.rounds)
+        self.note(
+            f"{trials} trials of each method, compared after {', '.join(map(str, steps))} rounds;"
+            f" {plan.validation}"
+        )
+        for before, rung in zip([0, *steps], steps, strict=False):
+            self._climb(rung)
+            self._cut(before, rung)
+        self._complete()
+        tuned = [
+            Tuned(
+                label,
+                study.trials(),
+                {name: str(where) for name, where in space.ranges.items()},
+                plan.base,
+                plan.metric,
+            )
+            for label, study, space in zip(plan.labels, self.studies, plan.spaces, strict=True)
+        ]
+        return TuneResult(tuned, trials, steps, plan.validation, plan.base, plan.base.out)
+
+    def _enter(self, count: int) -> None:
+        for place, study in enumerate(self.studies):
+            space = self.plan.spaces[place]
+            drawn = points(space.ranges, count - 1, self.plan.base.seed) if space.ranges else []
+            everything = [space.default, *drawn]
+            study.fill(
+                count,
+                [self.plan.trial(place, n, values) for n, values in enumerate(everything)],
+                space.ranges,
+            )
+
+    def _climb(self, rung: int) -> None:
+        """Bring every trial that is left to a rung."""
+        due = [
+            (place, trial)
+            for place, study in enumerate(self.studies)
+            for trial in study.trials()
+            if not trial.ended and rung not in trial.scores
+        ]
+        configs = [
+            self.plan.config(place, trial, rung, self._folder(place, trial.number))
+            for place, trial in due
+        ]
+        for at, outcome in self.runs.advance(configs):
+            place, trial = due[at]
+            self.studies[place].report(trial.number, rung, outcome)
+            score = outcome.score
+            came_to = outcome.why if score is None else metric(self.plan.metric).shown(score)
+            self.note(f"{trial.expression}, trial {trial.number}, {rung} rounds: {came_to}")
+
+    def _cut(self, before: int, rung: int) -> None:
+        """End the trials that do not go on, after all have reached a rung from the one before. Of
+        a tuning that was stopped meanwhile it comes to the same."""
+        if rung == self.plan.base.rounds:
+            return
+        for study in self.studies:
+            trials = study.trials()
+            scores = {
+                trial.number: trial.scores.get(rung)
+                for trial in trials
+                if rung in trial.scores or (trial.why and trial.rounds == before)
+            }
+            going_on = survivors(scores, metric(self.plan.metric).sign)
+            for number in scores:
+                if not trials[number].ended and number not in going_on:
+                    study.prune(number)
+        self._tidy()
+
+    def _complete(self) -> None:
+        for study in self.studies:
+            for trial in study.trials():
+                if not trial.ended:
+                    study.complete(trial.number, trial.scores[self.plan.base.rounds])
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """States of trials that have ended take space and are of no use."""
+        for place, study in enumerate(self.studies):
+            for trial in study.trials():
+                if trial.ended:
+                    paths = RunPaths(self._folder(place, trial.number))
+                    shutil.rmtree(paths.checkpoints, ignore_errors=True)
+
+    def _folder(self, place: int, number: int) -> Path:
+        return self.store.folder / file_name(self.plan.labels[place]) / f"trial-{number:03d}"

@@ -1,0 +1,65 @@
+"""A tuning that is stopped goes on where it was, and leaves no process behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom as fl
+from helpers import finish, start_fedloom, wait_until
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "clients": 4,
+    "partition": "dirichlet(alpha=0.3) + scarce(size=120)",
+    "model": "mlp(hidden=[8])",
+    "rounds": 4,
+    "epochs": 2,
+}
+COMMAND = ["tune", "fedrep", "--trials", "4", "--quiet"]
+COMMAND += [f"{key}={value}" for key, value in SETTINGS.items()]
+
+
+def choices(folder: Path) -> dict[str, Any]:
+    """All that was tried and chosen, without the time it took."""
+    (method,) = json.loads((folder / "tune.json").read_text())["methods"]
+    for timed in (method, *method["trials"]):
+        del timed["cpu_seconds"]
+    return dict(method)
+
+
+def reports(folder: Path) -> int:
+    """Rungs that trials have reached."""
+    journal = folder / "trials.jsonl"
+    return journal.read_text().count('"intermediate_value":') if journal.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The undisturbed tuning, in this process."""
+    folder = tmp_path_factory.mktemp("straight")
+    fl.tune(["fedrep"], **SETTINGS, trials=4, workers=1, out=str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=lambda how: how.name)
+def test_the_same_command_goes_on(straight: Path, tmp_path: Path, how: signal.Signals) -> None:
+    process = start_fedloom(*COMMAND, "--out", tmp_path, "--workers", "2")
+    wait_until(lambda: reports(tmp_path) >= 1)
+    os.kill(process.pid, how)
+    done = finish(process)
+    if how == signal.SIGTERM:
+        assert done.code == 130
+        assert f"go on with: the same command with --out {tmp_path}" in done.err
+    time.sleep(0.5)  # a trial of a killed process ends within a moment
+    assert 1 <= reports(tmp_path) < reports(straight)
+    fl.tune(["fedrep"], **SETTINGS, trials=4, workers=1, out=str(tmp_path))
+    assert reports(tmp_path) == reports(straight)  # nothing was run twice
+    assert choices(tmp_path) == choices(straight)
