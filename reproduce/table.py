@@ -1,279 +1,279 @@
-"""All methods of the papers under one budget, on two data sets, as a page of the documentation.
+"""All methods with the same tuning effort, on four data sets, as a page of the documentation.
 
-    FEDLOOM_DATA=... python reproduce/table.py          # digits and fashion_mnist, then the page
-    python reproduce/table.py digits                    # measure one of them, then the page
-    python reproduce/table.py --page                    # only write the page again
+    FEDLOOM_DATA=... python reproduce/table.py              # everything: a night on two cores
+    python reproduce/table.py digits har                    # two of the data sets
+    python reproduce/table.py digits --methods fedpac,fedrep --seeds 0,1
+    python reproduce/table.py --page                        # measure nothing, write the pages
 
-Rows are in `reproduce/methods/methods.toml`, budgets in `reproduce/methods/<data>.toml`, what was
-measured in `<data>.json` beside it, and a paragraph on every method below Local or FedAvg in
-`remarks.toml`. Finished runs are kept under `runs/reproduce/methods`, so an interrupted command
-goes on where it was.
+Every method gets `trials` points of its hyper-parameters by successive halving on validation rows
+(`fedloom tune`), then one run with the best of them for every seed. Rows, trials and seeds are in
+`reproduce/methods/methods.toml`, data sets in `<data>.toml`, what was measured in `<data>.json`
+beside it, written after every method. Trials and runs are kept under `runs/reproduce/methods`:
+after a stop, the same command goes on and repeats nothing that had ended. Where a file's settings
+were changed, the trials so far are put aside and tuning begins anew. Commands for different data
+sets can run side by side.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import re
+import shutil
 import sys
 import time
-import tomllib
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import table_html
+import table_page
+from table_results import DATA, HERE, DataSet, Measured, Row, Rows, SeedRun, stored
+
 import fedloom as fl
-from fedloom.errors import FedloomError, TrainingError
-from fedloom.files import write_atomic, write_json
+from fedloom.core.protocol import PROTOCOLS
+from fedloom.errors import BadInput, FedloomError, TrainingError, suggestion
+from fedloom.files import file_name, jsonable, write_atomic, write_json
+from fedloom.registry import squash
+from fedloom.reproduce.measure import Choice
 from fedloom.runs.folder import current_versions
+from fedloom.tuning.result import Tuned
+from fedloom.tuning.store import OtherTuning
 
-HERE = Path(__file__).parent / "methods"
-PAGE = Path(__file__).parents[1] / "docs/methods-table.md"
 RUNS = Path("runs/reproduce/methods")
-DATA = ("digits", "fashion_mnist")
-RIVALS = ("Local", "FedAvg")
+PAGE = Path(__file__).parents[1] / "docs/methods-table.md"
+HTML = "table.html"
 COMMAND = "python reproduce/table.py"
-
-Row = dict[str, Any]
-Results = dict[str, dict[str, Row]]
-"""Data set -> name of a row -> what was measured."""
+PAPERS = tuple(name for name in PROTOCOLS if name != "cohort")
+"""Protocols under which every run is judged; all clients take part, so that `cohort` is `trained`
+of `fedpac` and says nothing new."""
 
 
 def main() -> None:
-    """Measure what was asked for, then write the page."""
-    asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    asked.add_argument("data", nargs="*", help=f"of {', '.join(DATA)}; by default both")
-    asked.add_argument("--page", action="store_true", help="measure nothing, write the page")
-    given = asked.parse_args()
-    for data in [] if given.page else given.data or DATA:
-        if data not in DATA:
-            sys.exit(f"there is no experiment {data!r}; it is one of {', '.join(DATA)}")
-        measure(data)
-    results = {data: stored(data) for data in DATA}
-    remarks = read(HERE / "remarks.toml")
-    write_atomic(PAGE, page(results, remarks))
-    if complaint := missing(results, remarks):
-        sys.exit(complaint)
+    """Measure what was asked for, then write the pages."""
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("data", nargs="*", help=f"of {', '.join(DATA)}; by default all")
+    options.add_argument("--methods", help="rows, with commas; by default all")
+    options.add_argument("--seeds", help="with commas; by default all")
+    options.add_argument("--page", action="store_true", help="measure nothing, write the pages")
+    chosen = options.parse_args()
+    problems: list[str] = []
+    if not chosen.page:
+        rows = Rows.read(HERE)
+        names = picked(chosen.methods, rows)
+        seeds = Choice.written(None, None, chosen.seeds, None).seeds or rows.seeds
+        # All are looked up before the first is measured, which may take hours.
+        for data in [data_set(name) for name in chosen.data or DATA]:
+            problems += measure(data, rows, names, seeds)
+    write_pages()
+    if problems:
+        sys.exit("\n".join(problems))
 
 
-def read(path: Path) -> dict[str, Any]:
-    """A TOML file."""
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+def data_set(name: str) -> DataSet:
+    """By its name."""
+    if name not in DATA:
+        raise BadInput(f"there is no data set {name!r} in this table{suggestion(name, DATA)}")
+    return DataSet.read(name, HERE)
 
 
-def stored(data: str) -> dict[str, Row]:
-    """What was measured on a data set; empty before that."""
-    path = HERE / f"{data}.json"
-    if not path.exists():
-        return {}
-    found: dict[str, Row] = json.loads(path.read_text(encoding="utf-8"))["methods"]
-    return found
+def picked(text: str | None, rows: Rows) -> list[str]:
+    """Names of rows, from names as a reader may type them: `fedpac`, `Fed-RoD`."""
+    if text is None:
+        return list(rows.methods)
+    by_word = {squash(name): name for name in rows.methods}
+    for word in text.split(","):
+        if squash(word.strip()) not in by_word:
+            raise BadInput(f"there is no row {word!r}{suggestion(squash(word), by_word)}")
+    return [by_word[squash(word.strip())] for word in text.split(",")]
+
+
+def page_text() -> str:
+    """docs/methods-table.md as it should be now."""
+    lessons = HERE / "lessons.md"
+    text = lessons.read_text(encoding="utf-8") if lessons.exists() else ""
+    return table_page.page(Rows.read(HERE), *everything(), text)
+
+
+def everything() -> tuple[list[DataSet], dict[str, dict[str, Measured]]]:
+    """All data sets, and what was measured on them."""
+    return [DataSet.read(name, HERE) for name in DATA], {name: stored(name, HERE) for name in DATA}
+
+
+def write_pages() -> None:
+    """docs/methods-table.md, and the same with charts beside the runs."""
+    RUNS.mkdir(parents=True, exist_ok=True)
+    charts = table_html.page(Rows.read(HERE), *everything())
+    for path, text in ((PAGE, page_text()), (RUNS / HTML, charts)):
+        as_before = path.exists() and path.read_text(encoding="utf-8") == text
+        if not as_before:
+            write_atomic(path, text)
+        print(f"{path} is as it was" if as_before else f"wrote {path}")
 
 
 # ------------------------------------------------------------------ measuring
 
 
-def measure(data: str) -> None:
-    """Every row with every seed; the result is written beside the budget."""
-    spec, rows = read(HERE / f"{data}.toml"), read(HERE / "methods.toml")
-    differs = spec.get("differs", {})
-    common = {name: text for name, text in rows.items() if name not in differs}
-    found = compared(common, spec, {}, RUNS / data / "common")
-    for name, other in differs.items():
-        found |= compared({name: rows[name]}, spec, changes(other), RUNS / data / slug(name))
-        found[name]["beside"] = other.get("beside", "")
+def measure(data: DataSet, rows: Rows, names: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Tune and run these rows; a row that fails does not stop the others, and is told at the
+    end."""
+    problems = []
+    for name in names:
+        begun = time.perf_counter()
+        try:
+            measured = measured_row(data, rows.methods[name], rows.trials, seeds)
+        except FedloomError as e:
+            problems.append(f"{data.name}, {name}: {e}")
+            print(problems[-1], flush=True)
+            continue
+        store(data, rows, name, measured)
+        seconds = time.perf_counter() - begun
+        print(f"{data.name}, {name}: {in_words(measured)}, {seconds:.0f} s", flush=True)
+    return problems
+
+
+def in_words(measured: Measured) -> str:
+    """A row's result for whoever watches."""
+    if not measured.seeds:
+        return "broke down"
+    return f"{100 * measured.mean('accuracy'):.2f} % with {measured.chosen}"
+
+
+def store(data: DataSet, rows: Rows, name: str, measured: Measured) -> None:
+    """Put a row into the data set's results; seeds of an earlier command stay where the settings
+    are the same."""
+    known = stored(data.name, HERE)
+    before = known.get(name)
+    if before is not None and before.chosen == measured.chosen:
+        seeds, broken = {**before.seeds, **measured.seeds}, {**before.broken, **measured.broken}
+        measured = replace(measured, seeds=seeds, broken=broken)
+    known[name] = measured
     record = {
-        "title": spec["title"],
-        "command": f"{COMMAND} {data}",
+        "title": data.title,
+        "command": f"{COMMAND} {data.name}",
         "versions": current_versions(),
-        "methods": {name: found[name] for name in rows},
+        "settings": data.settings,
+        "methods": {row: known[row].as_json() for row in rows.methods if row in known},
     }
-    write_json(HERE / f"{data}.json", record)
+    write_json(HERE / f"{data.name}.json", record)
 
 
-def changes(other: dict[str, Any]) -> dict[str, Any]:
-    """The settings a row changes."""
-    return {k: v for k, v in other.items() if k not in ("reason", "beside")}
-
-
-def compared(
-    rows: dict[str, str], spec: dict[str, Any], other: dict[str, Any], out: Path
-) -> dict[str, Row]:
-    """Rows under the same settings. One that diverges is noted and does not stop the others."""
-    settings = {**spec["settings"], **other, "out": str(out)}
-    data, model = settings.pop("data"), settings.pop("model", "auto")
-    expressions = list(rows.values())
+def measured_row(data: DataSet, row: Row, trials: int, seeds: Sequence[int]) -> Measured:
+    """Tune a row, then run it with every seed; what has ended already is read again."""
+    folder = RUNS / data.name / file_name(row.name)
     try:
-        found = fl.compare(
-            expressions, data, seeds=spec["seeds"], model=model, watch=Watch(), **settings
+        tuned = tuned_row(data, row, trials, folder / "tune")
+    except OtherTuning as e:
+        print(f"{data.name}, {row.name}: {kept_aside(folder / 'tune')}, as {e.why}", flush=True)
+        tuned = tuned_row(data, row, trials, folder / "tune")
+    measured = Measured(
+        expression=row.expression,
+        chosen=tuned.expression,
+        settings=dict(jsonable(tuned.settings)),
+        validation=tuned.score,
+        untuned=tuned.default.score,
+        trials=len(tuned.trials),
+        tuning_cpu_seconds=round(tuned.cpu_seconds, 2),
+    )
+    for seed in seeds:
+        outcome = one_run(tuned.expression, data.run_settings(row, seed), folder / f"seed-{seed}")
+        if isinstance(outcome, str):
+            measured.broken[str(seed)] = outcome
+        else:
+            measured.seeds[str(seed)] = outcome
+    return measured
+
+
+def tuned_row(data: DataSet, row: Row, trials: int, folder: Path) -> Tuned:
+    """The best settings of a row; trials that ended in the folder are not run again."""
+    settings = dict(data.tuning_settings(row))
+    return fl.tune(
+        [row.expression],
+        settings.pop("data"),
+        model=settings.pop("model"),
+        trials=trials,
+        workers=1,
+        out=str(folder),
+        note=lambda sentence: print(f"{data.name}, {row.name}: {sentence}", flush=True),
+        **settings,
+    ).methods[0]
+
+
+def kept_aside(folder: Path) -> str:
+    """Rename a folder of trials with other settings, so that new ones can begin; says where to."""
+    numbers = itertools.count(1)
+    places = (folder.with_name(f"{folder.name}-before-{number}") for number in numbers)
+    place = next(place for place in places if not place.exists())
+    folder.rename(place)
+    return f"the trials so far are kept in {place}"
+
+
+def one_run(expression: str, settings: dict[str, Any], folder: Path) -> SeedRun | str:
+    """The run with one seed, or why it broke down; from its folder, if it has ended there.
+
+    A run that was stopped begins again, so that its CPU seconds are those of the whole.
+    """
+    identity = jsonable({"method": expression, **settings})
+    file = folder / "measured.json"
+    if file.exists():
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record["identity"] == identity:
+            return record["broken"] or SeedRun(**record["run"])
+    shutil.rmtree(folder, ignore_errors=True)
+    outcome = trained(expression, settings, folder)
+    broken = outcome if isinstance(outcome, str) else ""
+    run = None if isinstance(outcome, str) else asdict(outcome)
+    write_json(file, {"identity": identity, "broken": broken, "run": run})
+    return outcome
+
+
+def trained(expression: str, settings: dict[str, Any], folder: Path) -> SeedRun | str:
+    """One run from its beginning."""
+    others = dict(settings)
+    data, model = others.pop("data"), others.pop("model")
+    watcher = Timed(PAPERS)
+    try:
+        result = fl.run(
+            expression,
+            data,
+            model=model,
+            watchers=[watcher],
+            progress=False,
+            out=str(folder),
+            checkpoint_every=settings["rounds"],
+            **others,
         )
     except TrainingError as e:
-        if len(rows) == 1:
-            return {name: {"failed": str(e)} for name in rows}
-        return {
-            k: v for row in rows.items() for k, v in compared(dict([row]), spec, other, out).items()
-        }
-    return dict(zip(rows, map(without_paths, found.rows), strict=True))
+        return str(e)
+    summary = result.summary
+    curve = [
+        record.headline.value
+        for record in result.records
+        if record.kind == "train" and record.headline is not None
+    ]
+    return SeedRun(
+        accuracy=round(summary.accuracy, 5),
+        worst_decile=round(summary.worst_decile, 5),
+        megabytes=round(summary.bytes_up / summary.clients / 1e6, 4),
+        cpu_seconds=round(watcher.cpu_seconds, 2),
+        curve=[round(value, 4) for value in curve],
+        protocols={name: round(number.value, 5) for name, number in watcher.results.items()},
+        digest=summary.digest or "",
+    )
 
 
-def without_paths(row: Any) -> Row:
-    """One row over all seeds, and each seed's accuracy."""
-    record: Row = {k: v for k, v in row.as_json().items() if k != "seeds"}
-    return {**record, "accuracies": row.accuracies}
-
-
-def slug(name: str) -> str:
-    """A name as a folder."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-class Watch(fl.Watcher):
-    """A line per run that is computed."""
-
-    def __call__(self, label: str, over: int) -> list[Watch]:
-        self.label, self.place = label, over + 1
-        return [self]
+class Timed(fl.OtherProtocols):
+    """Judges a run under all protocols, and counts the CPU seconds of the run without that."""
 
     def begun(self, run: fl.RunView) -> None:
-        self.start = time.perf_counter()
+        super().begun(run)
+        self.cpu_seconds, self._since = 0.0, time.process_time()
 
-    def ended(self, run: fl.RunView, summary: fl.Summary) -> None:
-        seconds = time.perf_counter() - self.start
-        print(f"{self.place} {self.label}: {summary.accuracy:.4f}, {seconds:.1f} s", flush=True)
-
-
-# ------------------------------------------------------------------ the page
-
-
-def page(results: Results, remarks: dict[str, str]) -> str:
-    """The table, what differs, and the paragraphs."""
-    names = ranked(results)
-    about = [f"- {spec['title']}." for spec in map(spec_of, DATA)]
-    paragraphs = [f"**{name}.** {remarks[name].strip()}" for name in names if name in remarks]
-    parts = [
-        "# Every method under one budget",
-        f"Written by `{COMMAND}` (with `FEDLOOM_DATA` naming the local data sets) from"
-        " [reproduce/methods](../reproduce/methods); do not edit.",
-        "\n".join(about),
-        "Every row has the same data, rounds, batches, learning rate and, in a round, one local"
-        " epoch, with the exceptions below, and the hyper-parameters that its paper or its"
-        " authors' program states, untuned; three seeds. Accuracy is the mean over clients of the"
-        " model each would use, on its own test rows, in the last round. **L**: below Local,"
-        " **A**: below FedAvg (FedBN and its rivals: with BatchNorm), by the mean over seeds,"
-        " however little. MB: sent by one client. Two numbers with a slash are digits /"
-        " Fashion-MNIST.",
-        UNEQUAL,
-        "\n".join([*HEAD, *(line(name, results) for name in names)]),
-        "\n".join(["Rows whose settings differ:", "", *differing()]),
-        "## Below Local or FedAvg",
-        *(paragraphs or ["Nothing is written yet."]),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-UNEQUAL = (
-    "**One budget of rounds is not equal effort, and no method is tuned.** FedRep trains five"
-    " epochs in a round and ten before the test, FedETF adds 121 epochs at the end, FedAvg-FT and"
-    " FedSR-FT ten, FedBABU and FedEM-FT five. With as many local epochs the order changes:"
-    " FedAvg-FT with 121 has 92.6 / 87.8 against FedETF's 91.8 / 88.0, and Local with five a round"
-    " 90.7 on digits against FedRep's 89.2. FedSR, SphereFed, FedETF, FedCR and DualFed change the"
-    " network, so that Local and FedAvg beside them are of another one. And the common rate suits"
-    " some methods and not others: what a row has at its authors' rate stands in its paragraph"
-    " where that is known. Those numbers were chosen by looking at test rows: they show that a low"
-    " row is the setting's fault, and are no results. A fair table tunes every method with the"
-    " same effort on validation rows."
-)
-HEAD = (
-    "| method | digits % | worst tenth | Fashion-MNIST % | worst tenth | MB | seconds |",
-    "|---|---|---|---|---|---|---|",
-)
-
-
-def spec_of(data: str) -> dict[str, Any]:
-    """The budget on a data set."""
-    return read(HERE / f"{data}.toml")
-
-
-def ranked(results: Results) -> list[str]:
-    """Names by accuracy, the best first; what failed or was not measured last."""
-    names = dict.fromkeys(name for rows in results.values() for name in rows)
-
-    def mean(name: str) -> float:
-        values = [accuracy(rows, name) for rows in results.values()]
-        return sum(v or 0.0 for v in values)
-
-    return sorted(names, key=lambda name: -mean(name))
-
-
-def accuracy(rows: dict[str, Row], name: str) -> float | None:
-    """None: not measured, or it diverged."""
-    return rows.get(name, {}).get("accuracy")
-
-
-def below(rows: dict[str, Row], name: str) -> list[str]:
-    """Which of Local and FedAvg, under the same settings, do better; both, where it diverged."""
-    mine = rows.get(name, {})
-    rivals = {rival: f"{rival} {mine.get('beside', '')}".strip() for rival in RIVALS}
-    there = {k: other for k, other in rivals.items() if other in rows and other != name}
-    if "failed" in mine:
-        return list(there)
-    reached = accuracy(rows, name)
-    if reached is None:
-        return []
-    return [k for k, other in there.items() if reached < (accuracy(rows, other) or 0.0)]
-
-
-def line(name: str, results: Results) -> str:
-    """One row of the table."""
-    cells = [name]
-    for rows in results.values():
-        cells += [score(rows, name), number(rows, name, lambda r: f"{100 * r['worst_decile']:.1f}")]
-    for text in (lambda r: f"{r['megabytes_up_per_client']:.2f}", lambda r: f"{r['seconds']:.1f}"):
-        cells.append(" / ".join(number(rows, name, text) for rows in results.values()))
-    return f"| {' | '.join(cells)} |"
-
-
-def number(rows: dict[str, Row], name: str, text: Callable[[Row], str]) -> str:
-    """A cell, or a dash where there is nothing to say."""
-    return "-" if accuracy(rows, name) is None else text(rows[name])
-
-
-def score(rows: dict[str, Row], name: str) -> str:
-    """Mean and deviation over seeds, with a mark for each rival that does better."""
-    marks = "".join({"Local": " **L**", "FedAvg": " **A**"}[rival] for rival in below(rows, name))
-    if "failed" in rows.get(name, {}):
-        return f"diverged{marks}"
-    told = number(
-        rows,
-        name,
-        lambda r: f"{100 * r['accuracy']:.1f} ± {100 * r['accuracy_std_over_seeds']:.1f}",
-    )
-    return f"{told}{marks}"
-
-
-def differing() -> list[str]:
-    """What differs, where, and why; what is the same on both data sets once."""
-    found: dict[str, list[str]] = {}
-    for data in DATA:
-        for name, other in spec_of(data).get("differs", {}).items():
-            what = ", ".join(f"{k} = {v}" for k, v in changes(other).items())
-            found.setdefault(f"{name}: {what}; {other['reason']}", []).append(data)
-    return [f"- {text} ({', '.join(where)})." for text, where in found.items()]
-
-
-def missing(results: Results, remarks: dict[str, str]) -> str:
-    """One sentence on the methods that want a paragraph and have none; empty if all is said."""
-    wanted = [n for n in ranked(results) if any(below(rows, n) for rows in results.values())]
-    silent = [name for name in wanted if not str(remarks.get(name, "")).strip()]
-    unknown = sorted(set(remarks) - set(read(HERE / "methods.toml")))
-    if unknown:
-        return f"reproduce/methods/remarks.toml has a remark on {unknown[0]!r}, which is no row"
-    if not silent:
-        return ""
-    return (
-        "below Local or FedAvg and without a paragraph in reproduce/methods/remarks.toml"
-        f" ({len(silent)}): {', '.join(silent)}"
-    )
+    def step(self, run: fl.RunView, record: fl.RoundRecord) -> None:
+        self.cpu_seconds += time.process_time() - self._since
+        super().step(run, record)
+        self._since = time.process_time()
 
 
 if __name__ == "__main__":

@@ -70,6 +70,12 @@ REFUSED = [
     (('data = "digits"', ""), "no `data`; write it in [settings] or [columns.four]"),
     (("[columns.five]", '[columns."5 clients"]'), "the name '5 clients' becomes a folder"),
     (("seeds =", "seeds"), "is not valid TOML"),
+    (("seeds =", "tolerance = { points = 2.5 }\nseeds ="), "tolerance.why: field required"),
+    (("fedavg = 7\n", 'fedavg = 7\n[remarks.for]\nfedavg = "x"\n'), "remarks: there is no column"),
+    (
+        ("fedavg = 7\n", 'fedavg = 7\n[remarks.four]\nfedagv = "x"\n'),
+        "remarks.four: there is no row 'fedagv'; did you mean 'fedavg'?",
+    ),
 ]
 
 

@@ -1,22 +1,29 @@
-"""Paper and measurement side by side: one line for every printed number."""
+"""Paper and measurement side by side: one line for every printed number.
+
+Ours is inside where it differs from the paper's number by at most a point of percent. Where a table
+names a wider tolerance, because the draw of the partition decides more than that, it counts once
+runs with several draws have shown it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
 from fedloom.launch.tables import OverSeeds
-from fedloom.reproduce.format import PaperTable, Printed
+from fedloom.reproduce.format import Cell, PaperTable, Printed
 from fedloom.reproduce.quantities import NOT_MEASURED, in_percent, is_measured
 from fedloom.reproduce.results import Measured, Results
 
-DEVIATIONS = 2.0
 POINTS = 1.0
+"""By which ours may differ, unless a table shows that the draw of the partition decides more."""
+DRAWS = 3
+"""Partitions that show how much their draw decides."""
 RULE = (
-    f"inside: the difference is at most {DEVIATIONS:g} times the root of the sum of both squared"
-    f" deviations where both are known, and else at most {POINTS:g} point"
+    f"inside: the difference is at most {POINTS:g} point, or as many as a table names because the"
+    " draw of the partition decides more; a number of which a run broke down is outside"
 )
 
 
@@ -40,6 +47,12 @@ class Line:
     broken: int
     """Runs whose training broke down."""
     remark: str
+    standin: bool = False
+    """Whether something stands in for the paper's data or network."""
+    draws: int = 1
+    """Different partitions among the seeds."""
+    tolerance: float = POINTS
+    """By how many points ours may differ."""
 
     @property
     def difference(self) -> float | None:
@@ -55,14 +68,51 @@ class Line:
 
     @property
     def inside(self) -> bool | None:
-        """Whether both agree as `RULE` says; None of a shorter run, and of a number without a
-        deviation that is not in percent."""
-        if self.difference is None or self.printed is None or self.ours is None or self.shorter:
+        """Whether both agree as `RULE` says; None of a shorter run, and of a number that is not in
+        percent."""
+        if self.printed is None or self.shorter or not in_percent(self.quantity):
             return None
-        deviations = (self.printed.deviation, self.ours.std)
-        if deviations[0] is not None and deviations[1] is not None:
-            return abs(self.difference) <= DEVIATIONS * math.hypot(deviations[0], deviations[1])
-        return abs(self.difference) <= POINTS if in_percent(self.quantity) else None
+        if self.broken:  # or else who breaks down would count less than who misses
+            return False
+        if self.difference is None:
+            return None
+        return round(abs(self.difference), 2) <= self.tolerance  # the digits that are shown
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How much the draw of the partition decides in a column."""
+
+    column: str
+    points: float
+    """The tolerance that the table names."""
+    why: str
+    deviation: float | None
+    """Over draws, in points of accuracy: the root mean square over rows; None: not measured."""
+    rows: tuple[str, ...]
+    """Labels of the rows with enough draws."""
+
+    @property
+    def shown(self) -> bool:
+        """Whether two draws often differ by more than the narrow tolerance."""
+        return self.deviation is not None and 2 * self.deviation > POINTS
+
+    @property
+    def sentence(self) -> str:
+        """Tolerance, reason and evidence."""
+        text = f"{self.column}: ± {self.points:g} points, because {self.why.rstrip('.')}"
+        if self.deviation is None:
+            return (
+                f"{text}. Not shown yet, so ± {POINTS:g} counts: that takes a row with {DRAWS}"
+                " seeds that each draw a partition (`partition_by_seed`)"
+            )
+        evidence = (
+            f"over {DRAWS} or more draws of the partition the accuracy of"
+            f" {', '.join(self.rows)} deviates by {self.deviation:.2f} points"
+        )
+        if self.shown:
+            return f"{text}: {evidence}"
+        return f"{text}; but {evidence} only, so ± {POINTS:g} counts"
 
 
 def lines(
@@ -75,8 +125,9 @@ def lines(
     its accuracy where it was measured."""
     wanted_columns, wanted_rows = list(columns or table.columns), list(rows or table.rows)
     quantities = list(dict.fromkeys(["accuracy", *table.printed]))
+    wider = {one.column: one.points for one in spreads(table, results) if one.shown}
     every = [
-        _line(table, results, quantity, column, row)
+        replace(_line(table, results, quantity, column, row), tolerance=wider.get(column, POINTS))
         for quantity in quantities
         for column in wanted_columns
         for row in wanted_rows
@@ -89,10 +140,32 @@ def lines(
     ]
 
 
+def spreads(table: PaperTable, results: Results) -> list[Spread]:
+    """What was measured of the draw of the partition, for every column with a tolerance."""
+    columns = {name: table.tolerance_of(name) for name in table.columns}
+    return [
+        _spread(table, results, column, tolerance.points, tolerance.why)
+        for column, tolerance in columns.items()
+        if tolerance is not None
+    ]
+
+
+def _spread(table: PaperTable, results: Results, column: str, points: float, why: str) -> Spread:
+    every = [
+        _line(table, results, "accuracy", column, row)
+        for row in table.rows
+        if table.has(column, row)
+    ]
+    enough = [line for line in every if line.draws >= DRAWS and not line.shorter]
+    squares = [line.ours.std**2 for line in enough if line.ours and line.ours.std is not None]
+    deviation = math.sqrt(fmean(squares)) if squares else None
+    return Spread(column, points, why, deviation, tuple(line.label for line in enough))
+
+
 def _line(table: PaperTable, results: Results, quantity: str, column: str, row: str) -> Line:
     parts = table.columns[column].average_of or (column,)
     runs = [run for part in parts for run in results.of(part, row)]
-    current = [run for run in runs if _is_current(table, run)]
+    current = _longest(table, [run for run in runs if _is_current(table, run)])
     values = _over_columns(current, quantity, len(parts))
     counted = [run for run in current if run.seed in values]
     line = Line(
@@ -104,18 +177,39 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         ours=OverSeeds.of(values.values()),
         seeds=len(values),
         rounds=min((run.rounds for run in counted), default=None),
-        asked=min((run.asked for run in counted), default=None),
+        asked=min((run.asked for run in current), default=None),
         paper_rounds=_paper_rounds(table, parts[0], row),
         broken=sum(run.failed is not None for run in current),
         remark="",
+        standin=bool(table.standin_of(column)),
+        draws=len({run.draw(_cell(table, run)) for run in counted}),
     )
-    return replace(line, remark=table.rows[row].absent or _remark(line, runs, current))
+    stale = not all(_is_current(table, run) for run in runs)
+    remarks = [
+        *(["stand-in"] if line.standin else []),
+        table.rows[row].absent or _remark(line, stale, current),
+        table.remarks.get(column, {}).get(row, ""),
+    ]
+    return replace(line, remark="; ".join(filter(None, remarks)))
+
+
+def _cell(table: PaperTable, run: Measured) -> Cell:
+    return table.cell(run.column, run.row)
 
 
 def _is_current(table: PaperTable, run: Measured) -> bool:
     """Whether a run was measured with the settings that the table has today."""
-    runs_today = table.rows[run.row].method is not None and run.column in table.run_columns
-    return runs_today and run.is_of(table.cell(run.column, run.row))
+    if run.row not in table.rows or run.column not in table.run_columns:
+        return False
+    has_method = table.rows[run.row].method is not None
+    return has_method and run.is_of(table, _cell(table, run))
+
+
+def _longest(table: PaperTable, runs: Sequence[Measured]) -> list[Measured]:
+    """The runs of the paper's length, where there are any: a try of another seed does not count
+    beside them."""
+    whole = [run for run in runs if run.asked >= _cell(table, run).config.rounds]
+    return whole or list(runs)
 
 
 def _over_columns(runs: list[Measured], quantity: str, columns: int) -> dict[int, float]:
@@ -134,7 +228,7 @@ def _paper_rounds(table: PaperTable, column: str, row: str) -> int:
     return table.cell(column, row).config.rounds
 
 
-def _remark(line: Line, runs: list[Measured], current: list[Measured]) -> str:
+def _remark(line: Line, stale: bool, current: list[Measured]) -> str:
     """What a reader should know of a line."""
     remarks = []
     if not is_measured(line.quantity):
@@ -142,11 +236,13 @@ def _remark(line: Line, runs: list[Measured], current: list[Measured]) -> str:
     failed = [run.failed for run in current if run.failed is not None]
     if failed:
         remarks.append(f"{len(failed)} of {len(current)} runs broke down ({failed[0]})")
-    if len(runs) > len(current):
+    if stale:
         remarks.append("measured with other settings than the table has now; run it again")
     if line.shorter:
         remarks.append(f"{line.asked} of the paper's {line.paper_rounds} rounds")
     unreached = "_to_" in line.quantity and line.ours is None and is_measured(line.quantity)
     if unreached and len(current) > len(failed):
         remarks.append("the target was not reached")
+    if digests := [run.run_digest[:8] for run in current if run.run_digest]:
+        remarks.append(f"run{'s' if len(digests) > 1 else ''} {', '.join(digests)}")
     return "; ".join(remarks)

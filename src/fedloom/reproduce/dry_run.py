@@ -95,7 +95,7 @@ class DryRuns:
         return self._federations[key]
 
     def _side(self, config: RunConfig) -> int | None:
-        key = json.dumps([config.data, config.image_size, config.model])
+        key = json.dumps([config.data, config.image_size, config.encoder, config.model])
         if key not in self._sides:
             self._sides[key] = smallest_side(config)
         return self._sides[key]

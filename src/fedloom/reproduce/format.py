@@ -31,7 +31,7 @@ from fedloom.runs.config import RunConfig, Words
 
 OF_WHO_RUNS = (
     *("out", "seed", "title", "engine", "workers", "ray_address", "memory", "device"),
-    *("checkpoint_every", "imports"),
+    *("checkpoint_every", "history", "imports"),
 )
 """Keys of a run that a table does not decide."""
 OF_CELL = "cell:"
@@ -74,10 +74,22 @@ class _WithSettings(BaseModel):
         return {**{key: written[key] for key in written if key in own}, "settings": settings}
 
 
+class Tolerance(BaseModel):
+    """By how many points ours may differ from the paper's number, and why by so many."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    points: float = Field(gt=0)
+    why: Words
+
+
 class Column(_WithSettings):
     """What a column adds to the settings, or the columns whose mean it is."""
 
     average_of: tuple[str, ...] = ()
+    standin: Words | None = None
+    """What stands in here for the paper's data or network."""
+    tolerance: Tolerance | None = None
 
 
 class Row(_WithSettings):
@@ -138,7 +150,12 @@ class PaperTable(BaseModel):
     title: Words
     source: Words
     remark: Words | None = None
+    standin: Words | None = None
+    """What stands in for the paper's data or network, in all columns."""
+    tolerance: Tolerance | None = None
     seeds: tuple[int, ...] = Field(min_length=1)
+    partition_by_seed: bool = False
+    """Every seed also draws a partition of its own."""
     settings: Mapping[str, Any] = Field(default_factory=dict)
     targets: Mapping[str, float] = Field(default_factory=dict)
     """Column -> accuracy in percent to which `rounds_to_target` counts."""
@@ -146,6 +163,9 @@ class PaperTable(BaseModel):
     rows: Mapping[str, Row] = Field(min_length=1)
     printed: Mapping[str, Mapping[str, Mapping[str, Printed]]] = Field(default_factory=dict)
     """Quantity -> column -> row -> number."""
+    remarks: Mapping[str, Mapping[str, Words]] = Field(default_factory=dict)
+    """Column -> row -> what a reader should know of it, for instance what was tried where it
+    differs from the paper."""
 
     @field_validator("columns", "rows")
     @classmethod
@@ -181,6 +201,20 @@ class PaperTable(BaseModel):
         """Whether the row exists in the column."""
         columns = self.rows[row].columns
         return columns is None or column in columns
+
+    def standin_of(self, column: str) -> str:
+        """What stands in for the paper's data or network in a column; empty: nothing does."""
+        parts = (column, *self.columns[column].average_of)
+        notes = [self.standin, *(self.columns[part].standin for part in parts)]
+        return "; ".join(dict.fromkeys(note for note in notes if note))
+
+    def partition_seed(self, cell: Cell, seed: int) -> int:
+        """Of the partition that a cell's run has with this seed."""
+        return cell.config.partition_seed + (seed if self.partition_by_seed else 0)
+
+    def tolerance_of(self, column: str) -> Tolerance | None:
+        """The column's own, or else the table's."""
+        return self.columns[column].tolerance or self.tolerance
 
     @property
     def run_columns(self) -> list[str]:
@@ -268,7 +302,9 @@ def _unknown_names(table: PaperTable) -> Iterator[str]:
             yield f"{table.path}, {place}: there is no column {name!r}{suggestion(name, known)}"
     for quantity, by_column in table.printed.items():
         for column, by_row in by_column.items():
-            yield from _misprinted(table, f"printed.{quantity}.{column}", column, by_row)
+            yield from _misplaced_rows(table, f"printed.{quantity}.{column}", column, by_row)
+    for column, of_rows in table.remarks.items():
+        yield from _misplaced_rows(table, f"remarks.{column}", column, of_rows)
     for column in table.columns:
         if not any(table.has(column, row) for row in table.rows):
             yield (
@@ -288,20 +324,21 @@ def _mentioned_columns(table: PaperTable) -> Iterator[tuple[str, str, list[str]]
         yield from ((f"rows.{row}.in", one, runs) for one in line.cells)
     for quantity, by_column in table.printed.items():
         yield from ((f"printed.{quantity}", one, every) for one in by_column)
+    yield from (("remarks", one, every) for one in table.remarks)
 
 
-def _misprinted(
-    table: PaperTable, place: str, column: str, by_row: Mapping[str, Printed]
+def _misplaced_rows(
+    table: PaperTable, place: str, column: str, rows: Iterable[str]
 ) -> Iterator[str]:
-    """Printed numbers of no row, or of a row that does not have the column."""
-    for row in by_row:
+    """Numbers or remarks of no row, or of a row that does not have the column."""
+    for row in rows:
         if row not in table.rows:
             near = suggestion(row, table.rows)
             yield f"{table.path}, {place}: there is no row {row!r}{near}"
         elif column in table.columns and not table.has(column, row):
             yield (
                 f"{table.path}, {place}: row {row!r} has no column {column!r}; add it to"
-                f" rows.{row}.columns, or take the number out"
+                f" rows.{row}.columns, or take it out here"
             )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fedloom.data import FederatedData
@@ -14,9 +15,10 @@ from fedloom.launch.compare import Watch
 from fedloom.launch.start import complete, engine_of
 from fedloom.record import RoundRecord
 from fedloom.reproduce.availability import where_from
+from fedloom.reproduce.estimate import Clock, Estimate
 from fedloom.reproduce.format import Cell, PaperTable
 from fedloom.reproduce.quantities import Ended, is_measured, value_of
-from fedloom.reproduce.results import Measured, Results, published, read_results
+from fedloom.reproduce.results import Measured, Results, add_run, published, read_results
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import DIVIDING, Experiment, federated
 from fedloom.runs.folder import RunPaths
@@ -96,6 +98,7 @@ class Measurement:
     note: Callable[[str], None] = print
     """Is given what whoever waits should know."""
 
+    _estimate: Estimate = field(default_factory=Estimate, init=False)
     _data: tuple[str, FederatedData] | None = field(default=None, init=False)
     _missing: set[str] = field(default_factory=set, init=False)
 
@@ -115,10 +118,29 @@ class Measurement:
         """How many runs were chosen."""
         return len(self.choice.cells(self.table)) * len(self.choice.seeds_of(self.table))
 
+    @property
+    def estimate(self) -> Estimate:
+        """How long the rest takes, as far as runs that have ended here tell."""
+        results, estimate = read_results(self.files[0], self.table), Estimate()
+        for cell in self.choice.cells(self.table):
+            ended = [
+                run for run in results.of(cell.column, cell.row) if run.is_of(self.table, cell)
+            ]
+            seconds = [run.seconds / run.rounds for run in ended if run.rounds]
+            if seconds:
+                estimate.timed_round(cell, fmean(seconds))
+            for seed in self.choice.seeds_of(self.table):
+                if self._kept(results, cell, seed) is None:
+                    estimate.add(cell, seed, self.choice.rounds_of(cell))
+        return estimate
+
     def run(self, watch: Watch) -> Results:
         """Every chosen cell with every seed; the results are written after every run."""
         cells, seeds = self.choice.cells(self.table), self.choice.seeds_of(self.table)
-        results = read_results(self.files[0], self.table)
+        results, self._estimate = read_results(self.files[0], self.table), self.estimate
+        ended = self.runs - len(self._estimate.left)
+        if ended:
+            self.note(f"{self.table.id}: {ended} of {self.runs} runs have ended and are kept")
         for number, cell in enumerate(cells):
             for place, seed in enumerate(seeds):
                 measured = self._kept(results, cell, seed)
@@ -126,22 +148,28 @@ class Measurement:
                     over = number * len(seeds) + place
                     measured = self._measured(cell, seed, watch, over)
                 if measured is None:
+                    for other in seeds:
+                        self._estimate.drop(cell, other)
                     break
                 for file in self.files:
-                    read_results(file, self.table).with_run(measured).save(file)
+                    add_run(file, self.table, measured)
         if cells and len(self._missing) == len({cell.config.data for cell in cells}):
             raise BadInput(f"nothing of {self.table.id} was run, as none of its data is at hand")
         return read_results(self.files[0], self.table)
 
     def _kept(self, results: Results, cell: Cell, seed: int) -> Measured | None:
-        """The result of a run that has ended, whichever engine it had; None: there is none, or it
-        lacks a quantity that the table has now."""
-        if self.overwrite or not RunPaths(self._folder(cell, seed)).summary.exists():
+        """The result of a run that has ended or broken down, whichever engine it had; None: there
+        is none, or it lacks a quantity that the table has now."""
+        if self.overwrite:
             return None
+        paths = RunPaths(self._folder(cell, seed))
         for run in results.of(cell.column, cell.row):
-            alike = run.is_of(cell) and run.seed == seed
+            alike = run.is_of(self.table, cell) and run.seed == seed
             if alike and run.asked == self.choice.rounds_of(cell):
-                return run if set(self._quantities(cell)) <= set(run.values) else None
+                if run.failed is not None:
+                    return run if paths.config.exists() else None
+                complete = set(self._quantities(cell)) <= set(run.values)
+                return run if complete and paths.summary.exists() else None
         return None
 
     def _measured(self, cell: Cell, seed: int, watch: Watch, over: int) -> Measured | None:
@@ -151,17 +179,23 @@ class Measurement:
         if data is None:
             return None
         experiment, paths = Experiment.build(config, None, data), RunPaths(str(config.out))
-        watchers = watch(f"{cell.column} {self.table.label(cell.row)}", over)
+        clock = Clock(self._estimate, cell, seed, self.note)
+        watchers = [clock, *watch(f"{cell.column} {self.table.label(cell.row)}", over)]
         try:
             with engine_of(experiment.config) as engine:
                 summary = complete(experiment, engine, watchers, self.overwrite)
         except TrainingError as e:
             self.note(f"{cell.row} in {cell.column}, seed {seed}: {e}")
-            return Measured.broken_down(cell, config.rounds, seed, str(e), _versions(paths))
+            self._estimate.drop(cell, seed)
+            return Measured.broken_down(
+                cell, config.rounds, seed, str(e), _versions(paths), config.partition_seed
+            )
         records = read_records(paths.metrics, RoundRecord)
         run = Ended(experiment, summary, records, self.table.targets.get(cell.column))
         values = {name: value_of(name, run) for name in self._quantities(cell)}
-        return Measured.of(cell, config.rounds, summary, values, _versions(paths))
+        return Measured.of(
+            cell, config.rounds, summary, values, _versions(paths), config.partition_seed
+        )
 
     def _quantities(self, cell: Cell) -> list[str]:
         """Accuracy, and what the paper prints in the cell."""
@@ -177,6 +211,7 @@ class Measurement:
             **begin,
             rounds=self.choice.rounds_of(cell),
             seed=seed,
+            partition_seed=self.table.partition_seed(cell, seed),
             title=self.table.label(cell.row),
             out=str(self._folder(cell, seed)),
         )

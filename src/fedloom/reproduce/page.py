@@ -9,14 +9,18 @@ from pathlib import Path
 from fedloom.files import write_atomic
 from fedloom.reproduce import shown
 from fedloom.reproduce.availability import data_name
-from fedloom.reproduce.comparison import RULE, Line, lines
+from fedloom.reproduce.comparison import RULE, Line, lines, spreads
 from fedloom.reproduce.format import PaperTable
 from fedloom.reproduce.library import PAPERS
 from fedloom.reproduce.results import published, read_results
+from fedloom.reproduce.summary import FEWEST, SHARE, TAU, Count, orders
 from fedloom.reproduce.terminal import data_of
 
 COMMAND = "fedloom reproduce --page docs/reproduction.md"
-_HEAD = "| column | method | quantity | paper | ours | difference | inside? | rounds run | remark |"
+_HEAD = (
+    "| column | method | quantity | paper | ours ± over seeds | difference | inside? | rounds run"
+    " | remark |"
+)
 
 
 def write_page(tables: Sequence[PaperTable], path: Path) -> None:
@@ -27,18 +31,17 @@ def write_page(tables: Sequence[PaperTable], path: Path) -> None:
 def page(tables: Sequence[PaperTable]) -> str:
     """The whole page."""
     measured = {table.id: lines(table, read_results(published(table), table)) for table in tables}
-    compared = [line for one in measured.values() for line in one if line.difference is not None]
-    whole = [line for line in compared if line.inside is not None]
+    every = [line for one in measured.values() for line in one]
     parts = [
         "# The papers' tables, and what fedloom measures",
         f"Written by `{COMMAND}` from [reproduce](../reproduce/README.md); do not edit.",
         "Every table, and every figure that is a run, of the five papers: the number that the paper"
         " prints, ours as mean ± deviation over seeds, and ours minus the paper's. Accuracies are"
         f" in percent. {RULE[0].upper()}{RULE[1:]}; runs that are shorter than the paper's get no"
-        " verdict. How to run a table: [reproduce.md](reproduce.md).",
-        f"So far {len(compared)} of {sum(_printed(table) for table in tables)} printed numbers were"
-        f" measured, {len(whole)} of them at the paper's length; of those,"
-        f" {sum(bool(line.inside) for line in whole)} are inside.",
+        " verdict and are not counted. Where something stands in for a paper's data or network, it"
+        " is said. How to run a table: [reproduce.md](reproduce.md).",
+        *_summary(every, sum(_printed(table) for table in tables if table.standin is None)),
+        *_orders([(table, measured[table.id]) for table in tables]),
     ]
     begun = {table.id for table in tables if any(map(_is_shown, measured[table.id]))}
     for paper, name in PAPERS.items():
@@ -48,6 +51,48 @@ def page(tables: Sequence[PaperTable]) -> str:
             parts += [_section(t, measured[t.id]) for t in of_paper if t.id in begun]
             parts += _not_measured([table for table in of_paper if table.id not in begun])
     return "\n\n".join(parts) + "\n"
+
+
+def _summary(every: Sequence[Line], printed: int) -> list[str]:
+    """How many numbers were measured to the end, and how many of them are inside."""
+    tried = sum(line.difference is not None and line.shorter for line in every)
+    kinds = {
+        "the paper's data and network": [line for line in every if not line.standin],
+        "stand-ins": [line for line in every if line.standin],
+        "all": every,
+    }
+    rows = [
+        "| measured with | numbers of runs to the end | inside | share | aim |",
+        "|---" * 5 + "|",
+    ]
+    for kind, lines_of_kind in kinds.items():
+        count = Count.of(lines_of_kind)
+        share = shown.NOTHING if count.share is None else f"{100 * count.share:.0f} %"
+        rows.append(f"| {kind} | {count.whole} | {count.inside} | {share} | {100 * SHARE:.0f} % |")
+    whole = Count.of(every).whole
+    return [
+        f"The papers print {printed} numbers in these tables. Numbers with a verdict so far,"
+        f" stand-ins included: {whole}; numbers of runs shorter than the paper's: {tried}.",
+        "\n".join(rows),
+    ]
+
+
+def _orders(tables: Sequence[tuple[PaperTable, Sequence[Line]]]) -> list[str]:
+    """Kendall's tau, table by table."""
+    rows = [
+        f"| {PAPERS.get(table.paper, table.paper)}, {table.source} | {order.column}"
+        f" | {order.quantity} | {order.rows} | {order.tau:.2f} | {TAU:g} |"
+        for table, compared in tables
+        for order in orders(compared)
+    ]
+    if not rows:
+        return []
+    head = ["| table | column | quantity | rows | Kendall's tau | aim |", "|---" * 6 + "|"]
+    sentence = (
+        "The order of the methods, of all rows that were run to the end (1: the paper's order, -1:"
+        f" the reverse; columns with {FEWEST} such rows or more):"
+    )
+    return [sentence, "\n".join([*head, *rows])]
 
 
 def _printed(table: PaperTable) -> int:
@@ -66,9 +111,29 @@ def _section(table: PaperTable, every: Sequence[Line]) -> str:
     parts = [f"### {table.source}: {table.title}"]
     if table.remark:
         parts.append(table.remark.replace(":\n-", ":\n\n-"))
-    parts.append("\n".join([_HEAD, "|---" * 9 + "|", *map(_row, measured)]))
+    parts += _notes(table)
+    whole = [line for line in measured if not line.shorter]
+    tries = [line for line in measured if line.shorter]
+    if whole:
+        parts.append(_table(whole))
+    if tries:
+        parts += ["Tries, shorter than the paper's runs and not counted:", _table(tries)]
     parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {_command(table)}.")
     return "\n\n".join(parts)
+
+
+def _notes(table: PaperTable) -> list[str]:
+    """What stands in for what, and by how much ours may differ where that is more than usual."""
+    whole = [] if table.standin is None else [f"Stand-in: {table.standin}."]
+    columns = {name: column.standin for name, column in table.columns.items() if column.standin}
+    of_columns = [f"Stand-in in {name}: {standin}." for name, standin in columns.items()]
+    results = read_results(published(table), table)
+    tolerances = [f"Tolerance in {one.sentence}." for one in spreads(table, results)]
+    return [*whole, *of_columns, *tolerances]
+
+
+def _table(lines_of_table: Sequence[Line]) -> str:
+    return "\n".join([_HEAD, "|---" * 9 + "|", *map(_row, lines_of_table)])
 
 
 def _not_measured(tables: Sequence[PaperTable]) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from filelock import FileLock
+
 from fedloom.errors import RunFolderError
 from fedloom.files import write_json
 from fedloom.record import Summary, dump, load
@@ -44,8 +46,12 @@ class Measured:
     values: Mapping[str, float | None]
     """Quantity -> value; empty of a run that broke down."""
     over_clients: OverClients | None = None
+    run_digest: str | None = None
+    """Of the run's whole course (`Summary.digest`), which whoever repeats it gets, too."""
     failed: str | None = None
     """Why training broke down."""
+    partition_seed: int | None = None
+    """Of its partition; None where that was not yet noted, and is the one of the settings."""
 
     @classmethod
     def of(
@@ -55,6 +61,7 @@ class Measured:
         summary: Summary,
         values: Mapping[str, float | None],
         versions: Mapping[str, str | int],
+        partition_seed: int,
     ) -> Measured:
         """A run that ended."""
         result = summary.result
@@ -70,20 +77,45 @@ class Measured:
             versions,
             values,
             spread,
+            partition_seed=partition_seed,
+            run_digest=summary.digest,
         )
 
     @classmethod
     def broken_down(
-        cls, cell: Cell, asked: int, seed: int, why: str, versions: Mapping[str, str | int]
+        cls,
+        cell: Cell,
+        asked: int,
+        seed: int,
+        why: str,
+        versions: Mapping[str, str | int],
+        partition_seed: int,
     ) -> Measured:
         """A run whose training broke down."""
         return cls(
-            cell.column, cell.row, seed, cell.digest, asked, 0, 0.0, versions, {}, failed=why
+            cell.column,
+            cell.row,
+            seed,
+            cell.digest,
+            asked,
+            0,
+            0.0,
+            versions,
+            {},
+            failed=why,
+            partition_seed=partition_seed,
         )
 
-    def is_of(self, cell: Cell) -> bool:
-        """Whether this was measured with the cell's settings as they are now."""
-        return (self.column, self.row, self.digest) == (cell.column, cell.row, cell.digest)
+    def draw(self, cell: Cell) -> int:
+        """The seed of its partition."""
+        own = self.partition_seed
+        return cell.config.partition_seed if own is None else own
+
+    def is_of(self, table: PaperTable, cell: Cell) -> bool:
+        """Whether this was measured with the cell's settings, and a partition drawn, as they are
+        now."""
+        here = (self.column, self.row, self.digest) == (cell.column, cell.row, cell.digest)
+        return here and self.draw(cell) == table.partition_seed(cell, self.seed)
 
 
 @dataclass(frozen=True)
@@ -115,6 +147,13 @@ class Results:
         """Write the file, whole or not at all."""
         path.parent.mkdir(parents=True, exist_ok=True)
         write_json(path, dump(self))
+
+
+def add_run(path: Path, table: PaperTable, run: Measured) -> None:
+    """Write a run into a file to which another process may be adding its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        read_results(path, table).with_run(run).save(path)
 
 
 def published(table: PaperTable) -> Path:

@@ -16,6 +16,7 @@ from fedloom.data.partition.draw import Ints
 from fedloom.errors import FedloomError
 from fedloom.models import build_model
 from fedloom.runs.config import RunConfig
+from fedloom.runs.encoder import encoded
 from fedloom.runs.experiment import default_model
 
 CLIENTS, NEWCOMERS = 2, 1
@@ -52,7 +53,9 @@ def small_federation(config: RunConfig, size: int | None) -> FederatedData:
 
 def small_source(config: RunConfig, size: int | None) -> Source:
     """Made-up rows of the configured data."""
-    return like(config.data, ROWS_PER_CLASS, image_size=size).normalized(config.normalization)
+    source = like(config.data, ROWS_PER_CLASS, image_size=size)
+    inputs = source if config.encoder is None else encoded(source, config.encoder)
+    return inputs.normalized(config.normalization)
 
 
 def smallest_side(config: RunConfig) -> int | None:
@@ -71,6 +74,8 @@ def _takes(config: RunConfig, side: int) -> bool:
     """Whether all networks of a configuration can be built for images of this side."""
     source = like(config.data, 1, image_size=side)
     try:
+        if config.encoder is not None:
+            source = encoded(source, config.encoder)
         for word in config.model.split("|"):
             name = word.strip()
             spec = default_model("image", source.shape) if name == "auto" else name
