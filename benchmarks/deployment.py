@@ -26,8 +26,8 @@ from typing import Any
 
 import psutil
 
-from fedloom.deploy.federation import DeployedFederation
-from fedloom.deploy.rehearsal import digits_project
+from fedloom.deploy.processes.federation import DeployedFederation
+from fedloom.deploy.processes.rehearsal import digits_project
 from fedloom.launch.start import run
 from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
@@ -36,12 +36,15 @@ from fedloom.runs.journal import read_records
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
 MODELS = {"small": "mlp", "11 million numbers": "mlp(hidden=[3290, 3290])"}
 ROLES = {
-    "deploy.guard": "SuperLink",
-    "flower-supernode": "SuperNode",
-    "superexec": "SuperExec",
-    "clientapp": "client app",
-    "serverapp": "server app",
+    "fedloom.deploy.guard": "SuperLink",
+    "fedloom.deploy.gate": "SuperNode",
+    "flower-superexec": "SuperExec",
+    "flwr-clientapp": "client app",
+    "flwr-serverapp": "server app",
 }
+"""By a word of the command line. A site's SuperExec is fedloom's, and its client apps are forks of
+a process of which they keep the command line."""
+TEMPLATE = "client app, template"
 
 
 class Memory(threading.Thread):
@@ -68,8 +71,19 @@ class Memory(threading.Thread):
 
 
 def _role(process: psutil.Process) -> str:
-    command = " ".join(process.cmdline()).lower()
-    return next((role for word, role in ROLES.items() if word in command), "other")
+    words = process.cmdline()
+    role = next((role for word, role in ROLES.items() if word in map(_name, words)), "other")
+    if role == "client app" and "--token" not in words:
+        # The template and its forks have one command line; a fork's parent is the template.
+        parent = process.parent()
+        forked = parent is not None and parent.cmdline() == words
+        return role if forked else TEMPLATE
+    return role
+
+
+def _name(word: str) -> str:
+    """A command without its folder."""
+    return word.rpartition("/")[2]
 
 
 def _megabytes(process: psutil.Process) -> float:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from site_to_spoil import SiteToSpoil
     from trouble import FederationUnderTest
 
-collect_ignore = ["quick_supernode"]
+collect_ignore = ["flower_waits"]
 
 
 @pytest.fixture
@@ -22,6 +22,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SiteToSpoi
     """A good site; what it serves ends with the test."""
     from site_to_spoil import SiteToSpoil
 
+    from fedloom.deploy.check import connection
+
+    monkeypatch.setattr(connection, "PATIENCE", 60.0)  # the server's threads may be slow
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     with ExitStack() as stack:
         yield SiteToSpoil(tmp_path, stack)

@@ -16,7 +16,7 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedloom.deploy.apps import client as honest
-from fedloom.deploy.site_config import SiteConfig
+from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.site_store import SiteStore
 

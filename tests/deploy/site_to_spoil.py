@@ -22,12 +22,15 @@ from certificates_for_tests import authority, openssh, server_context
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedloom.deploy.check import CheckResult, check
+from fedloom.deploy.project.schema import Schema
 from fedloom.deploy.settings import Settings
 
 ORDER = [
     "file",
     "name",
     "data",
+    "schema",
+    "policy",
     "state folder",
     "device",
     "authority",
@@ -70,15 +73,28 @@ class SiteToSpoil:
         self.values: dict[str, str | int] = {
             "name": "north",
             "data": "data.npz",
+            "schema_file": "schema.toml",
             "state": "state",
             "superlink": "127.0.0.1:1",
             "ca": "ca.crt",
             "key": "key",
             "port": free_port(),
         }
+        allowed = [
+            "few_rows",
+            "few_test_rows",
+            "small_batches",
+            "few_participants",
+            "few_steps",
+            "rare_classes",
+        ]
+        self.policy = ["[policy]", f"allow = {[*allowed, 'dense_layers']}"]  # its rows are few
         (root / "ca.crt").write_bytes(self.authority.pem)
         self.write_key(openssh(ec.generate_private_key(ec.SECP384R1())))
         self.write_data(["cat"] * 4 + ["dog"] * 3)
+        names = ("cat", "dog", "owl")
+        agreed = Schema(kind="table", shape=(5,), class_names=names, vocabulary=0, columns=())
+        agreed.write(root / "schema.toml")
 
     def write_key(self, content: bytes, mode: int = 0o600) -> None:
         (self.root / "key").write_bytes(content)
@@ -108,7 +124,7 @@ class SiteToSpoil:
         lines = [
             f"{k} = {v!r}" if isinstance(v, int) else f"{k} = '{v}'" for k, v in self.values.items()
         ]
-        self.file.write_text("\n".join(lines), encoding="utf-8")
+        self.file.write_text("\n".join([*lines, *self.policy]), encoding="utf-8")
         return self.file
 
     def check(self, settings: Settings | None = None) -> dict[str, CheckResult]:

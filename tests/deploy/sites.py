@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from fedloom.data import FederatedData, Partition, load
 from fedloom.data.partition.assignment import ClientRows
+from fedloom.deploy.project.schema import Schema
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import SiteData
-from fedloom.deploy.site_config import SiteConfig
+from fedloom.deploy.site.client import SiteData
+from fedloom.deploy.site.config import SiteConfig
 
 
 def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
@@ -19,6 +21,17 @@ def write_rows(file: Path, kinds: Sequence[int], most: int = 90) -> None:
     source = load("digits")
     rows = np.flatnonzero(np.isin(source.y, kinds))[:most]
     np.savez(file, x=np.asarray(source.x)[rows], y=np.asarray(source.y)[rows])
+
+
+def digits_schema() -> Schema:
+    """What the digits look like, whatever classes a site has of them."""
+    names = tuple("0123456789")
+    return Schema(kind="image", shape=(1, 8, 8), class_names=names, vocabulary=0, columns=())
+
+
+def with_policy(site: str, rules: str) -> str:
+    """The text of a site's file with this table of rules, which is its last one."""
+    return re.split(r"(?m)^\[policy\]$", site)[0] + f"[policy]\n{rules}\n"
 
 
 def gathered(files: Sequence[Path], settings: Settings) -> FederatedData:

@@ -45,7 +45,11 @@ def test_a_misspelt_and_a_missing_key_are_both_told_and_the_rest_is_checked(
     assert wrong(results) == ["file"]
     assert "unknown key 'prot'; did you mean 'port'?" in results["file"].message
     assert "data is missing" in results["file"].message
-    assert undecided(results) == ["data"]  # the port has a default, the data has none
+    assert undecided(results) == [
+        "data",
+        "schema",
+        "policy",
+    ]  # the port has a default, the data has none
     assert results["server TLS"].ok
 
 

@@ -16,6 +16,8 @@ from certificates_for_tests import DAY, authority, openssh, pkcs8, public_line
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from site_to_spoil import SiteToSpoil, wrong
 
+from helpers import LIMIT
+
 
 @pytest.mark.parametrize(
     ("make", "says"),
@@ -74,7 +76,7 @@ def test_a_key_with_a_password(site: SiteToSpoil) -> None:
     file = site.root / "key"
     file.unlink()
     make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "secret", "-f", str(file)]
-    subprocess.run(make, check=True, timeout=60)
+    subprocess.run(make, check=True, timeout=LIMIT)
     result = site.check()["key"]
     assert result.ok is False
     assert f"ssh-keygen -p -N '' -f {file}" in result.message

@@ -50,6 +50,19 @@ def test_a_misspelt_label_column(site: SiteToSpoil) -> None:
     assert "by class: a 2, b 2" in site.check()["data"].message
 
 
+def test_the_policy_judges_the_federations_settings(site: SiteToSpoil) -> None:
+    """With the words in which the gate would refuse the run, and the site's own numbers."""
+    site.good_server()
+    site.policy = []
+    assert site.check()["policy"].ok
+    result = site.check(Settings.read({**SETTINGS, "rounds": 5}))["policy"]
+    assert result.ok is False
+    for words in ("few_rows: ", "5 rows", "dense_layers: ", "close to those rows"):
+        assert words in result.message
+    result = site.check(Settings.read({**SETTINGS, "rounds": 5000}))["policy"]
+    assert "most_rounds: rounds = 5000 is more than the 1000 this site permits" in result.message
+
+
 @pytest.mark.parametrize("settings", [None, Settings.read(SETTINGS)], ids=["alone", "project"])
 def test_a_class_with_one_row(site: SiteToSpoil, settings: Settings | None) -> None:
     """Two dogs are enough, one cat is not; no owl at all is no fault."""
@@ -66,8 +79,9 @@ def test_a_class_that_the_federation_does_not_have(site: SiteToSpoil) -> None:
     site.write_data(["cat", "cat", "cow", "cow"])
     assert site.check()["data"].ok
     results = site.check(Settings.read(SETTINGS))
-    assert wrong(results) == ["data"]
+    assert wrong(results) == ["data", "schema"]
     assert "cow" in results["data"].message
+    assert "cow" in results["schema"].message
 
 
 def test_a_split_that_the_data_cannot_have(site: SiteToSpoil) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 
@@ -54,14 +53,11 @@ def test_a_port_that_never_answers(site: SiteToSpoil, monkeypatch: pytest.Monkey
             waiting = queue.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(deaf.getsockname())
-        time.sleep(0.1)
         site.values["superlink"] = f"127.0.0.1:{deaf.getsockname()[1]}"
-        began = time.monotonic()
         results = site.check()
     assert wrong(results) == ["server port"]
     assert "within 0.5 s" in results["server port"].message
     assert "firewall" in results["server port"].message
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize(

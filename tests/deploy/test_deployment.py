@@ -1,23 +1,21 @@
-"""A deployment with real processes where all is well: runs, their bytes, and who may ask for what.
+"""A deployment with real processes where all is well: runs, and their bytes.
 
 Only the first two of the four sites run, so that later tests can let the others join.
 """
 
 from __future__ import annotations
 
-import http.client
-import ssl
 import sys
 
 import pytest
 
 pytest.importorskip("flwr")
 
-from trouble import LIMIT, A, B, FederationUnderTest, undisturbed, without_times
+from trouble import A, B, FederationUnderTest, undisturbed, without_times
 
-from fedloom.deploy.federation import Run
-from fedloom.deploy.processes import ChildFailed
-from fedloom.deploy.project import Project
+from fedloom.deploy.processes.children import ChildFailed
+from fedloom.deploy.processes.federation import Run
+from helpers import LIMIT
 
 pytestmark = [
     pytest.mark.deployment,
@@ -58,32 +56,9 @@ def test_a_run_that_fails_is_told_with_the_server_s_reason(runs: dict[str, Run])
         runs["waiting"].wait(LIMIT)
 
 
-def ask(project: Project, path: str, source: str) -> int:
-    """Status of a request to the link from one of this machine's loopback addresses."""
-    assert project.link.ca is not None
-    context = ssl.create_default_context(cafile=str(project.link.ca))
-    link = http.client.HTTPSConnection(
-        "127.0.0.1", project.link.port, timeout=30, source_address=(source, 0), context=context
-    )
-    try:
-        link.request("POST", path, body=b"")
-        return link.getresponse().status
-    finally:
-        link.close()
-
-
-def test_other_machines_may_only_do_what_sites_do(federation: FederationUnderTest) -> None:
-    """127.0.0.2 stands for another machine. Runs are submitted under /v1/control, and tasks taken
-    under /v1/runtime; Flower itself asks nobody there who they are."""
-    federation.up()
-    for path in ("/v1/control/list-runs", "/v1/runtime/acquire-task", "/docs"):
-        assert ask(federation.project, path, "127.0.0.2") == 403
-    assert ask(federation.project, "/v1/control/list-runs", "127.0.0.1") != 403
-    assert ask(federation.project, "/v1/fleet/activate-node", "127.0.0.2") != 403
-
-
 def test_all_processes_of_a_federation_are_known(federation: FederationUnderTest) -> None:
     """Each of link and nodes starts a SuperExec, in a session of Flower's choice."""
     federation.up(A, B)
     assert len(federation.processes()) >= 6
     assert len(federation.find("flower-superexec")) == 3
+    assert len(federation.find("flwr-clientapp")) == 2  # from which a site's apps are forked

@@ -20,23 +20,23 @@ pytest.importorskip("flwr")
 
 from trouble import (
     DEPLOY,
-    LIMIT,
     A,
     B,
     C,
     D,
     FederationUnderTest,
     Reference,
+    lapse,
     replayed,
     wait_gone,
     without_times,
 )
 
-from fedloom.deploy.certificates import Authority, write_key_pair
-from fedloom.deploy.federation import Run, is_connected, supernode
-from fedloom.deploy.processes import Child, end_all, free_ports
+from fedloom.deploy.processes.children import Child, end_all, free_ports
+from fedloom.deploy.processes.federation import Run, is_connected, supernode
+from fedloom.deploy.project.certificates import Authority, write_key_pair
 from fedloom.record import RoundRecord
-from helpers import finish, wait_until
+from helpers import LIMIT, finish, wait_until
 
 pytestmark = [
     pytest.mark.deployment,
@@ -44,6 +44,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="kills processes by signals"),
 ]
 REFUSED = "its reply was refused: "
+KEPT_HERE = "Flower says: the site's gate does not let the answer out (form)"
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,14 @@ class Seen:
 def stopped(federation: FederationUnderTest) -> Seen:
     """First there are too few sites. Then the server app is killed in round 2, when A is about to
     train, and the link in round 3, when B has trained and saved but not answered. In round 4 B
-    answers too late: the deadline is four times what a round took before."""
+    answers too late. The deadline is many times what a round takes: A has to keep it in every
+    round, and B in rounds 3 and 5, however busy the machine is."""
     places = federation.places
     places[A].trouble({"stops 2": "held before"})
     places[B].trouble({"stops 3": "held after", "stops 4": "held before"})
     settings = {"experiment": "stops", "rounds": 5, "sites": f"{A},{B}", "min_clients": 1}
-    federation.nodes[B].end()
     federation.up(A)
+    federation.down(B)
     check_too_few(federation, settings)
     federation.up(A, B)
 
@@ -86,6 +88,7 @@ def stopped(federation: FederationUnderTest) -> Seen:
     federation.wait_held(run, A, "stops 2")
     assert [record.round for record in federation.records(run)] == [1]
     federation.kill("flwr-serverapp")
+    run.child.end()
     places[A].go("stops 2")
 
     run = federation.submit(settings)
@@ -93,15 +96,14 @@ def stopped(federation: FederationUnderTest) -> Seen:
     assert [record.round for record in federation.records(run)] == [1, 2]
     counted = federation.receipts(run)
     server_app = federation.find("flwr-serverapp")
-    federation.link.kill()
-    wait_gone(server_app)  # it does not outlive the link
-    places[B].go("stops 3")
-    federation.link.end()
-    federation.start_link(LIMIT)
-    federation.wait_reconnected(A, B)
+    with federation.link_lost_and_found(A, B):
+        federation.link.kill()
+        wait_gone(server_app)  # it does not outlive the link
+        places[B].go("stops 3")
+        federation.link.end()
+        federation.start_link(LIMIT)
 
-    seconds = max(record.seconds for record in federation.records(run))
-    run = federation.submit({**settings, "deadline": max(10, 4 * round(seconds))})
+    run = federation.submit({**settings, "deadline": 60})
     run.child.ready(lambda: len(federation.records(run)) == 4, LIMIT)
     places[B].go("stops 4")
     run.wait(LIMIT)
@@ -113,15 +115,16 @@ def stopped(federation: FederationUnderTest) -> Seen:
 
 def check_too_few(federation: FederationUnderTest, settings: dict[str, object]) -> None:
     """`fedloom deploy run` waits, says who is missing, and fails; nothing is begun."""
-    changed = {**settings, "min_clients": 2, "patience": 5}
+    changed = {**settings, "min_clients": 2, "patience": 2}
+    federation.approve(changed)
     words = [f"{key}={value}" for key, value in changed.items()]
     command = [sys.executable, "-c", DEPLOY, "run", federation.project.root, *words]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    done = finish(process, LIMIT)
+    done = finish(process)
     assert done.code == 1
-    assert "1 sites are connected, fewer than the 2 that a round needs, after 5 s" in done.out
+    assert "1 sites are connected, fewer than the 2 that a round needs, after 2 s" in done.out
     assert "the run is finished:failed" in done.err
     assert not list(federation.project.root.rglob("stops/run"))
 
@@ -188,14 +191,15 @@ def eventful(federation: FederationUnderTest, tmp_path_factory: pytest.TempPathF
         }
     )
     places[C].trouble({"eventful 2": "held after", "eventful 4": "personal"})
-    federation.nodes[A].end()
+    federation.down(A)
     federation.up(B, C)
     settings = {"sites": f"{B},{C},{D}", "rounds": 5, "min_clients": 1}
     run = federation.submit({"experiment": "eventful", **settings})
     federation.wait_held(run, C, "eventful 2")
     assert [record.round for record in federation.records(run)] == [1]
     counted, on_disk = federation.receipts(run)[1], places[C].states("eventful")
-    federation.kill("flower-supernode", C)
+    federation.kill("fedloom.deploy.gate", C)
+    lapse(federation.project, C)
     strangers = knock(federation, scratch)
     federation.wait_held(run, B, "eventful 3")
     supervisor = federation.nodes[C]
@@ -259,14 +263,11 @@ def test_whatever_happens_leaves_the_bytes_of_one_process(
 def test_bad_answers_are_named_and_the_rounds_go_on(
     eventful: Eventful, federation: FederationUnderTest
 ) -> None:
-    """They count as if they had not come: in round 2 B is still new."""
+    """They count as if they had not come: in round 2 B is still new. What is not of the declared
+    form does not even leave its site."""
     assert eventful.absent[1] == {0: f"{REFUSED}'model/body.1.weight' is not finite"}
-    other_shape = "is torch.float32 [3], not torch.float32 [16, 64]"
-    assert eventful.absent[4] == {
-        0: f"{REFUSED}'model/body.1.weight' {other_shape}",
-        1: f"{REFUSED}it holds the personal tensor 'head.bias'",
-    }
-    assert eventful.absent[5] == {0: f"{REFUSED}it holds the unknown tensor 'model/extra'"}
+    assert eventful.absent[4] == {0: KEPT_HERE, 1: KEPT_HERE}
+    assert eventful.absent[5] == {0: KEPT_HERE}
     orders = federation.places[B].orders("eventful")
     assert [t for t, _ in orders] == ["1", "2", "3", "4", "5"]
     assert orders[1] == ("2", None)
@@ -295,24 +296,27 @@ def knock(federation: FederationUnderTest, scratch: Path) -> dict[str, tuple[int
         nodes[what] = supernode(folder / "site.toml", changed, folder / "log").start()
     try:
         for node in nodes.values():
-            wait_until(lambda node=node: not node.alive or is_connected(node), LIMIT, pause=0.2)
+            wait_until(lambda node=node: not node.alive or is_connected(node), pause=0.2)
     finally:
         end_all(nodes.values())
     return {what: (node.code, node.output()) for what, node in nodes.items()}
 
 
 @pytest.mark.parametrize(
-    ("what", "why"),
+    ("what", "ends_with", "why"),
     [
-        ("no key", "SuperNode authentication is enabled"),
-        ("other key", "Failed to activate SuperNode"),
-        ("other authority", "certificate verify failed"),
+        ("no key", 0, "terminated gracefully"),
+        ("other key", 0, "terminated gracefully"),
+        ("other authority", 1, "certificate verify failed"),
     ],
 )
-def test_a_stranger_never_becomes_a_client(what: str, why: str, eventful: Eventful) -> None:
-    """It ends with an error that says why, was asked for nothing, and the others went on."""
+def test_a_stranger_never_becomes_a_client(
+    what: str, ends_with: int, why: str, eventful: Eventful
+) -> None:
+    """It ends by itself, was asked for nothing, and the others went on. (A SuperNode whose key the
+    guard refuses stops with code 0; `deploy node` adds what that means.)"""
     code, log = eventful.strangers[what]
-    assert code == 1
+    assert code == ends_with
     assert why in log
     assert "SuperNode ID:" not in log
     assert not eventful.visitors

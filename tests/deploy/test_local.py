@@ -18,12 +18,12 @@ import psutil
 from watching import command, listening, marked
 
 from fedloom.core.wire import unpack
-from fedloom.deploy.personal import Personal
-from fedloom.deploy.project import Project
-from fedloom.deploy.rehearsal import newest_shared
-from fedloom.deploy.site import SiteData
-from fedloom.deploy.site_config import SiteConfig
-from helpers import finish, start_fedloom, wait_until
+from fedloom.deploy.processes.rehearsal import newest_shared
+from fedloom.deploy.project.folder import Project
+from fedloom.deploy.site.client import SiteData
+from fedloom.deploy.site.config import SiteConfig
+from fedloom.serving.model import PersonalModel
+from helpers import LIMIT, finish, start_fedloom, wait_until
 
 pytestmark = [
     pytest.mark.deployment,
@@ -32,7 +32,6 @@ pytestmark = [
 ]
 MARK = "FEDLOOM_TEST"
 """Environment variable by which all processes of a test are known."""
-PATIENCE = 600.0
 
 
 def running(mark: str) -> list[psutil.Process]:
@@ -56,11 +55,11 @@ def test_a_rehearsal_leaves_models_and_no_process(mark: str, tmp_path: Path) -> 
         *("deploy", "local", "--nodes", "2", "--tls", "--rounds", "2", "--keep", folder)
     )
     seen: set[tuple[str, int]] = set()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + LIMIT
     while process.poll() is None and time.monotonic() < end:
         seen |= listening(running(mark))
         time.sleep(1.0)
-    done = finish(process, 60)
+    done = finish(process)
     assert done.code == 0, done.err
     assert not running(mark), list(map(command, running(mark)))
     assert {host for host, _ in seen} == {"127.0.0.1"}
@@ -79,7 +78,7 @@ def check_personal(project: Project, name: str) -> None:
     site = SiteData(SiteConfig.read(project.site(name)), project.settings())
     test = site.divided.partition.clients[0].test
     y = np.asarray(site.source.y)[test]
-    personal = Personal.load(site.config.state / "first" / "model")
+    personal = PersonalModel.load(site.config.state / "first" / "model")
     probabilities = personal.predict(np.asarray(site.source.x)[test])
     assert probabilities.shape == (len(test), 10)
     right = float((probabilities.argmax(1).numpy() == y).mean())
@@ -110,19 +109,19 @@ def check_server(project: Project) -> None:
 
 
 def test_ctrl_c_ends_every_process(mark: str, tmp_path: Path) -> None:
-    process = start_fedloom("deploy", "local", "--nodes", "1", "--keep", tmp_path / "kept")
+    process = start_fedloom("deploy", "local", "--nodes", "2", "--keep", tmp_path / "kept")
     try:
-        wait_until(lambda: len(listening(running(mark))) == 2, PATIENCE, pause=0.5)
+        wait_until(lambda: len(listening(running(mark))) == 3, pause=0.5)
     finally:
         os.kill(process.pid, signal.SIGINT)
-        done = finish(process, 120)
+        done = finish(process)
     assert done.code == 130, done.err
     assert "every process was ended" in done.err
     assert not running(mark), list(map(command, running(mark)))
 
 
 def test_what_takes_too_long_is_told_and_ended(mark: str, tmp_path: Path) -> None:
-    done = finish(start_fedloom("deploy", "local", "--timeout", "1", "--keep", tmp_path / "k"), 120)
+    done = finish(start_fedloom("deploy", "local", "--timeout", "1", "--keep", tmp_path / "k"))
     assert done.code == 1
     assert "the SuperLink was not ready in 1 s" in done.err
     assert not running(mark), list(map(command, running(mark)))

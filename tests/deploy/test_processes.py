@@ -15,7 +15,8 @@ pytest.importorskip("psutil")
 import psutil
 from watching import runs
 
-from fedloom.deploy.processes import Child, ChildFailed, end_all, free_ports, listens
+from fedloom.deploy.processes.children import Child, ChildFailed, end_all, free_ports, listens
+from helpers import LIMIT
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and sessions")
 
@@ -36,11 +37,11 @@ def child(tmp_path: Path, program: str) -> Child:
 def test_the_end_reaches_a_stubborn_grandchild_in_another_session(tmp_path: Path) -> None:
     parent = child(tmp_path, FAMILY).start()
     try:
-        parent.ready(lambda: "ready" in parent.output() and len(parent.processes()) == 2, 60)
+        parent.ready(lambda: "ready" in parent.output() and len(parent.processes()) == 2, LIMIT)
         family = parent.processes()
         assert parent.pid in [process.pid for process in family]
     finally:
-        parent.end(grace=5)
+        parent.end(grace=LIMIT)
     assert not any(map(runs, family))
     assert parent.processes() == []
     assert parent.code == -signal.SIGTERM
@@ -50,13 +51,13 @@ def test_the_end_reaches_a_stubborn_grandchild_in_another_session(tmp_path: Path
 def test_a_crash_leaves_the_grandchild_and_the_end_still_finds_it(tmp_path: Path) -> None:
     parent = child(tmp_path, FAMILY).start()
     try:
-        parent.ready(lambda: len(parent.processes()) == 2, 60)
+        parent.ready(lambda: len(parent.processes()) == 2, LIMIT)
         (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
         parent.kill()
         assert parent.code == -signal.SIGKILL
         assert parent.processes() == [orphan]
     finally:
-        parent.end(grace=5)
+        parent.end(grace=LIMIT)
     assert not runs(orphan)
 
 
@@ -73,7 +74,7 @@ def test_one_child_s_end_is_not_another_s(tmp_path: Path) -> None:
 
 NESTED = """
 import os, sys, time
-from fedloom.deploy.processes import Child
+from fedloom.deploy.processes.children import Child
 Child("inner", [sys.executable, "-c", "import time; time.sleep(600)"], os.environ).start()
 time.sleep(600)
 """
@@ -83,17 +84,17 @@ def test_a_supervisor_that_is_killed_does_not_save_what_it_supervised(tmp_path: 
     """The inner child has a mark of its own beside the outer one."""
     outer = child(tmp_path, NESTED).start()
     try:
-        outer.ready(lambda: len(outer.processes()) == 2, 60)
+        outer.ready(lambda: len(outer.processes()) == 2, LIMIT)
         family = outer.processes()
         outer.kill()
     finally:
-        outer.end(grace=5)
+        outer.end(grace=LIMIT)
     assert not any(map(runs, family))
 
 
 ORPHAN = """
 import threading
-from fedloom.deploy.processes import end_with_parent
+from fedloom.deploy.processes.children import end_with_parent
 end_with_parent(grace=0.2)
 print("ready", flush=True)
 lock = threading.Lock()
@@ -110,21 +111,21 @@ def test_a_process_that_hangs_does_not_outlive_its_parent(tmp_path: Path) -> Non
     """Its main thread waits for a lock for ever, in which Python handles no signal either."""
     parent = child(tmp_path, PARENT).start()
     try:
-        parent.ready(lambda: "ready" in parent.output(), 60)
+        parent.ready(lambda: "ready" in parent.output(), LIMIT)
         (orphan,) = (process for process in parent.processes() if process.pid != parent.pid)
         parent.kill()
-        psutil.wait_procs([orphan], timeout=30)
+        psutil.wait_procs([orphan], timeout=LIMIT)
         assert not runs(orphan)
     finally:
-        parent.end(grace=5)
+        parent.end(grace=LIMIT)
 
 
 def test_the_log_is_that_of_the_last_start(tmp_path: Path) -> None:
     echo = child(tmp_path, "import os; print('mine is', os.getpid())")
-    echo.start().wait(60)
+    echo.start().wait(LIMIT)
     first = echo.output()
     assert first == f"mine is {echo.pid}\n"
-    echo.restart().wait(60)
+    echo.restart().wait(LIMIT)
     assert echo.output() == f"mine is {echo.pid}\n"
     assert (tmp_path / "log").read_text() == first + echo.output()
 
@@ -132,7 +133,7 @@ def test_the_log_is_that_of_the_last_start(tmp_path: Path) -> None:
 def test_a_child_that_breaks_down_is_told_with_its_last_words(tmp_path: Path) -> None:
     broken = child(tmp_path, "print('a' * 3); raise SystemExit('no data')").start()
     with pytest.raises(ChildFailed, match=r"a trial ended with code 1:\n(.|\n)*no data"):
-        broken.ready(lambda: False, 60)
+        broken.ready(lambda: False, LIMIT)
     slow = child(tmp_path, "import time; time.sleep(600)").start()
     try:
         with pytest.raises(ChildFailed, match=r"not ready in 0.2 s"):
@@ -159,11 +160,15 @@ def test_an_exception_does_not_save_a_child(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_supervisor_does_not_import_torch() -> None:
-    """It stays for months beside every SuperNode."""
-    code = (
-        "import sys, fedloom.deploy.federation, fedloom.deploy.site_config\n"
-        "print({'torch', 'numpy'} & set(sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("modules", "heavy"),
+    [
+        ("fedloom.deploy.processes.federation, fedloom.deploy.site.config", {"torch", "numpy"}),
+        ("fedloom.deploy.guard.serve", {"torch"}),  # Flower itself imports numpy
+    ],
+)
+def test_what_stays_for_months_does_not_import_torch(modules: str, heavy: set[str]) -> None:
+    """A supervisor beside every SuperNode, and the guard of the SuperLink."""
+    code = f"import sys, {modules}; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -25,10 +25,10 @@ from flwr.cli.build import build_fab_from_disk
 from flwr.cli.config_utils import load_and_validate
 
 from fedloom.deploy.cli import deploy_app
-from fedloom.deploy.new_project import ELSEWHERE, write_project
-from fedloom.deploy.project import Project
+from fedloom.deploy.project.folder import Project
+from fedloom.deploy.project.new import ELSEWHERE, write_project
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site_config import SiteConfig
+from fedloom.deploy.site.config import SiteConfig
 from fedloom.errors import BadInput
 from fedloom.runs.config import RunConfig
 from helpers import fedloom, finish, start_fedloom
@@ -54,7 +54,7 @@ def test_nothing_but_the_app_is_sent_to_the_sites(project: Project) -> None:
         (project.root / place).write_text("{}")
     names = zipfile.ZipFile(io.BytesIO(build_fab_from_disk(project.root))).namelist()
     app = {f"federation/{name}.py" for name in ("__init__", "server_app", "client_app")}
-    assert set(names) == {"pyproject.toml", ".info/CONTENT", *app}
+    assert set(names) == {"pyproject.toml", ".info/CONTENT", "LICENSE", *app}
 
 
 def test_files_with_code_of_ones_own_are_sent_along(tmp_path: Path) -> None:
@@ -178,6 +178,25 @@ def test_the_link_listens_where_it_is_to_be_reached(tmp_path: Path, project: Pro
     assert project.link.bind == "0.0.0.0"
     assert project.link.address == "127.0.0.1:9092"
     assert write_project(tmp_path / "local", SITES).link.bind == "127.0.0.1"
+
+
+def test_limits_and_a_site_s_own_keys_stand_in_the_files_with_their_defaults(
+    project: Project,
+) -> None:
+    """As comments: with the marks taken off, what is read is the same."""
+    for file, keys in (
+        (project.root / "server" / "link.toml", ("connections", "most_body_mb")),
+        (project.site("hospital-a"), ("most_disk",)),
+    ):
+        before = Project.read(project.root).link, SiteConfig.read(project.site("hospital-a"))
+        text = file.read_text()
+        for key in keys:
+            assert text.count(f"\n# {key} = ") == 1, key
+            text = text.replace(f"\n# {key} = ", f"\n{key} = ")
+        file.write_text(text)
+        assert (Project.read(project.root).link, SiteConfig.read(project.site("hospital-a"))) == (
+            before
+        )
 
 
 def test_without_tls_there_are_no_certificates(tmp_path: Path) -> None:

@@ -12,21 +12,23 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from sites import gathered, write_rows
+from sites import digits_schema, gathered, write_rows
 
 from fedloom.deploy import apps
-from fedloom.deploy.personal import Personal
-from fedloom.deploy.server import serve
+from fedloom.deploy.project.schema import Schema
+from fedloom.deploy.server.run import serve
+from fedloom.deploy.server.site_registry import SiteRegistry
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import SiteData
-from fedloom.deploy.site_config import SiteConfig
-from fedloom.deploy.site_registry import SiteRegistry
+from fedloom.deploy.site.client import SiteData
+from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines.flower.in_process import LocalGrid
 from fedloom.engines.inline import Inline
 from fedloom.errors import BadInput, FedloomError
 from fedloom.launch.start import Result, start
 from fedloom.record import At
 from fedloom.runs.experiment import Experiment
+from fedloom.serving.model import PersonalModel
+from fedloom.version import __version__
 
 NAMES = ("hospital-a", "hospital-b", "hospital-c")
 KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0))
@@ -64,7 +66,7 @@ def grid(files: list[Path], config: dict[str, Any]) -> LocalGrid:
 
 def deployed(files: list[Path], out: Path, **changes: Any) -> Result:
     config = {**CONFIG, "out": str(out), **changes}
-    return serve(grid(files, config), Settings.read(config), poll=0.01)
+    return serve(grid(files, config), Settings.read(config), digits_schema(), poll=0.01)
 
 
 @pytest.fixture
@@ -99,56 +101,59 @@ def test_every_site_ends_with_a_model_that_predicts_as_it_was_scored(
     for cid, file in enumerate(files):
         settings = Settings.read({**CONFIG, "method": "fedper", "normalize": normalize})
         site = SiteData(SiteConfig.read(file), settings)
-        personal = Personal.load(file.parent / "kept" / "experiment" / "model")
+        personal = PersonalModel.load(file.parent / "kept" / "experiment" / "model")
         rows = site.divided.partition.clients[0].test
         x, y = np.asarray(site.source.x)[rows], np.asarray(site.source.y)[rows]
         accuracy = (personal.predict(x).argmax(1).numpy() == y).mean()
         assert accuracy == pytest.approx(received.by_client()[cid])
-        assert personal.card["class_names"] == list("0123456789")
+        assert personal.card.class_names == list("0123456789")
         pixels = np.asarray(site.source.x)[site.divided.partition.clients[0].train] / 255
         expected = 0.5 if normalize == "half" else pixels.mean()
-        assert personal.card["mean"] == pytest.approx([expected])
+        assert personal.card.mean == pytest.approx([expected])
     assert (tmp_path / "server" / "run" / "summary.json").exists()
 
 
 def test_a_saved_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no personal model in"):
-        Personal.load(tmp_path)
+        PersonalModel.load(tmp_path)
 
 
 def test_the_server_never_sees_a_row_nor_how_many_before_training(files: list[Path]) -> None:
     settings = Settings.read(CONFIG)
     hello = SiteData(SiteConfig.read(files[0]), settings).hello()
     assert set(hello) == {
-        "site", "shape", "kind", "class_names", "vocabulary", "fedloom", "torch",
+        "site", "shape", "kind", "class_names", "vocabulary", "schema", "fedloom", "torch",
     }  # fmt: skip
     assert hello["site"] == "hospital-a"
     assert hello["class_names"] == list("0123456789")
 
 
-def test_sites_that_disagree_on_classes_are_refused_by_name(
+def test_sites_with_other_classes_than_the_schema_are_refused_by_name(
     files: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without class-names every site counts its own classes: the first one sets the standard."""
+    """Without class-names and a schema of its own, a site counts the classes in its data."""
+    digits_schema().write(files[0].parent / "schema.toml")
+    with open(files[0], "a") as site:
+        site.write('schema_file = "schema.toml"\n')
     config = {**CONFIG, "class-names": ""}
     with caplog.at_level(logging.WARNING, "fedloom"):
         result = deployed(files, tmp_path / "server", **config, **{"min-clients": 1})
     assert result.records[0].cohort == (0,)
-    assert (
-        "site 'hospital-b' has class names ['3', '4', '5', '6'], the first one to come"
-        in caplog.text
-    )
-    assert "state class-names" in caplog.text
+    assert "site 'hospital-b' has class names ['3', '4', '5', '6'], and the schema" in caplog.text
+
+
+SCHEMA = Schema(kind="image", shape=(1, 8, 8), class_names=("a", "b"), vocabulary=0, columns=())
 
 
 def hello(name: str, **changes: Any) -> dict[str, Any]:
     data = {"shape": [1, 8, 8], "kind": "image", "class_names": ["a", "b"]}
-    return {"site": name, **data, "vocabulary": 0, "fedloom": "0", "torch": "0", **changes}
+    versions = {"fedloom": __version__, "torch": "0"}
+    return {"site": name, **data, "vocabulary": 0, "schema": SCHEMA.digest, **versions, **changes}
 
 
 def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> None:
     settings = Settings.read({"clients": 2})
-    registry = SiteRegistry(tmp_path / "sites.json", settings)
+    registry = SiteRegistry(tmp_path / "sites.json", settings, SCHEMA)
     assert [registry.admit(hello("b")), registry.admit(hello("a")), registry.admit(hello("b"))] == [
         0,
         1,
@@ -156,14 +161,14 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
     ]
     assert not (tmp_path / "sites.json").exists()  # a mistake of the first site is not for ever
     registry.write()
-    again = SiteRegistry(tmp_path / "sites.json", settings)
+    again = SiteRegistry(tmp_path / "sites.json", settings, SCHEMA)
     assert again.admit(hello("a")) == 1
     assert again.remote_data() == registry.remote_data()
     with pytest.raises(BadInput, match="site 'c' comes when all 2 places are taken"):
         again.admit(hello("c"))
-    with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], the first one"):
+    with pytest.raises(BadInput, match=r"site 'a' has shape \[3, 8, 8\], and the schema"):
         again.admit(hello("a", shape=[3, 8, 8]))
-    named = SiteRegistry(tmp_path / "other.json", Settings.read({"sites": "a,b"}))
+    named = SiteRegistry(tmp_path / "other.json", Settings.read({"sites": "a,b"}), SCHEMA)
     assert named.admit(hello("b")) == 1
     with pytest.raises(BadInput, match="site 'c' is not among the sites"):
         named.admit(hello("c"))
@@ -171,16 +176,20 @@ def test_places_are_kept_over_restarts_and_strangers_refused(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("changes", [{"class_names": 5}, {"shape": []}, {"site": "../x"}])
 def test_what_a_site_says_is_checked(changes: dict[str, Any], tmp_path: Path) -> None:
-    registry = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
+    registry = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}), SCHEMA)
     with pytest.raises(BadInput, match="will not do"):
         registry.admit(hello("a", **changes))
 
 
 def test_a_site_that_is_named_later_gets_the_next_place(tmp_path: Path) -> None:
-    first = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}))
+    first = SiteRegistry(
+        tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b"}), SCHEMA
+    )
     first.admit(hello("b"))
     first.write()
-    later = SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}))
+    later = SiteRegistry(
+        tmp_path / "sites.json", Settings.read({"clients": 3, "sites": "a,b,c"}), SCHEMA
+    )
     assert [later.admit(hello(name)) for name in "abc"] == [0, 1, 2]
 
 
@@ -195,7 +204,7 @@ def test_an_experiment_does_not_go_on_with_other_settings(
 def test_a_damaged_registry_is_named(tmp_path: Path) -> None:
     (tmp_path / "sites.json").write_text("{")
     with pytest.raises(FedloomError, match=r"sites\.json is damaged"):
-        SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}))
+        SiteRegistry(tmp_path / "sites.json", Settings.read({"clients": 2}), SCHEMA)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +212,7 @@ def test_a_damaged_registry_is_named(tmp_path: Path) -> None:
     [
         ({"clients": 2, "rouns": 3}, "unknown key 'rouns'; did you mean 'rounds'"),
         ({"clients": 2, "partition": "iid"}, "partition has no meaning in a deployment"),
+        ({"clients": 2, "label": "sick"}, "label has no meaning in a deployment"),
         ({"clients": 2, "engine": "pool"}, "engine has no meaning in a deployment"),
         ({}, "say in clients how many places there are, or name the sites"),
         ({"clients": 1, "sites": "a,b"}, "clients = 1 and 2 sites"),
@@ -230,7 +240,7 @@ def test_an_ended_federation_is_not_trained_again(files: list[Path], tmp_path: P
 
 def test_a_server_needs_a_folder(files: list[Path]) -> None:
     with pytest.raises(BadInput, match="needs out = a folder on the server"):
-        serve(grid(files, CONFIG), Settings.read(CONFIG))
+        serve(grid(files, CONFIG), Settings.read(CONFIG), digits_schema())
 
 
 @pytest.mark.parametrize(
@@ -253,4 +263,4 @@ def test_a_node_without_a_site_file_says_so(files: list[Path], tmp_path: Path) -
     for context in local._contexts.values():
         context.node_config = {}
     with pytest.raises(FedloomError, match="0 sites are connected"):
-        serve(local, Settings.read(config), poll=0.01)
+        serve(local, Settings.read(config), digits_schema(), poll=0.01)

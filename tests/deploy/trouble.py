@@ -5,27 +5,35 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from sites import gathered, write_rows
+from sites import digits_schema, gathered, with_policy, write_rows
 from watching import command, marked, runs
 
 from fedloom.core.digest import digest
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
+from fedloom.core.revelations import REVELATIONS
 from fedloom.core.tree import State
-from fedloom.deploy.federation import DeployedFederation, Run, is_connected
-from fedloom.deploy.new_project import write_project
-from fedloom.deploy.processes import Child, flower_environment, free_ports
-from fedloom.deploy.project import Project
+from fedloom.deploy.consent.decision import Desk
+from fedloom.deploy.gate.assess import assess
+from fedloom.deploy.gate.form import Assessment
+from fedloom.deploy.processes.children import Child, flower_environment, free_ports
+from fedloom.deploy.processes.federation import DeployedFederation, Run, app_of, is_connected
+from fedloom.deploy.project.folder import Project
+from fedloom.deploy.project.new import write_project
+from fedloom.deploy.project.public_keys import PublicKeys
 from fedloom.deploy.settings import Settings
 from fedloom.engines import Absent, JobOf
 from fedloom.engines.flower.site_store import SiteStore
@@ -36,17 +44,20 @@ from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_record, read_records
-from helpers import wait_until
+from helpers import LIMIT, wait_until
 
 A, B, C, D = NAMES = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 KINDS = ((0, 1, 2, 3), (3, 4, 5, 6), (6, 7, 8, 9, 0), (1, 4, 7))
 MARK = "FEDLOOM_TEST"
 """Environment variable by which all processes of a test are known."""
-LIMIT = 600.0
-"""Seconds within which anything waited for has to happen, on a busy machine."""
 DEPLOY = "from fedloom.deploy.cli import deploy_app; deploy_app()"
 """`fedloom deploy`."""
-QUICK = Path(__file__).with_name("quick_supernode")
+PERMISSIVE = f"""
+allow = {json.dumps(list(REVELATIONS))}
+least_participants = 1
+"""
+"""What the sites permit: whatever the tests' runs would reveal."""
+FLOWER_WAITS = Path(__file__).with_name("flower_waits")
 
 
 def troubled_project(folder: Path) -> Project:
@@ -54,13 +65,17 @@ def troubled_project(folder: Path) -> Project:
     link, *ports = free_ports(1 + len(NAMES))
     run = {"method": "fedper", "model": "mlp(hidden=[16])", "batch_size": 16, "min_clients": 2}
     classes = {"class_names": tuple("0123456789")}
-    project = write_project(folder, NAMES, port=link, ports=ports, run={**run, **classes})
+    project = write_project(
+        folder, NAMES, port=link, ports=ports, run={**run, **classes}, schema=digits_schema()
+    )
     app = Path(__file__).with_name("misbehaving.py")
     shutil.copy(app, project.root / "federation" / "client_app.py")
     for name, kinds in zip(NAMES, KINDS, strict=True):
         place = Place(project.site(name).parent)
         write_rows(place.folder / "data.npz", kinds)
         place.trouble({})
+        site = project.site(name)  # these tests are about other things than what it permits
+        site.write_text(with_policy(site.read_text(), PERMISSIVE))
     return project
 
 
@@ -106,6 +121,18 @@ class FederationUnderTest(DeployedFederation):
         self.places = {name: Place(project.site(name).parent) for name in NAMES}
         self.nodes[C] = supervised(project, C, self.logs / f"{C}.log")
 
+    def submit(self, overrides: Mapping[str, Any] | None = None) -> Run:
+        """Start a run that the operators of its sites have approved."""
+        self.approve(overrides or {})
+        return super().submit(overrides)
+
+    def approve(self, overrides: Mapping[str, Any]) -> None:
+        """As the operator of every site that takes part would."""
+        run = Run(self.project, overrides, self.logs / "approved.log")
+        for name in run.settings.sites:
+            desk = Desk(self.project.site(name))
+            desk.approve_beforehand(app_of(self.project), run.configuration, "test", _assess)
+
     def up(self, *names: str) -> None:
         """See that the link and these sites run."""
         if not self.link.alive:
@@ -116,11 +143,23 @@ class FederationUnderTest(DeployedFederation):
         for name in names:
             self.nodes[name].ready(partial(is_connected, self.nodes[name]), LIMIT)
 
-    def wait_reconnected(self, *names: str) -> None:
-        """Until these sites have found a link that was restarted."""
+    def down(self, name: str) -> None:
+        """See that a site does not run, and that the link knows."""
+        if self.nodes[name].alive:
+            self.nodes[name].end(LIMIT)
+            lapse(self.project, name)
+
+    @contextmanager
+    def link_lost_and_found(self, *names: str) -> Iterator[None]:
+        """The link goes in this block and comes back; at its end these sites have found it."""
+
+        def times_found(name: str) -> int:
+            return self.nodes[name].output().count("Connection successful after")
+
+        before = {name: times_found(name) for name in names}
+        yield
         for name in names:
-            node = self.nodes[name]
-            node.ready(lambda node=node: "Connection successful after" in node.output(), LIMIT)
+            self.nodes[name].ready(lambda name=name: times_found(name) > before[name], LIMIT)
 
     def wait_held(self, run: Run, name: str, moment: str) -> None:
         """Until a site is in the midst of that round of a run."""
@@ -150,6 +189,30 @@ class FederationUnderTest(DeployedFederation):
         return {cid: digest(state) for cid, state in newest.clients.items()}
 
 
+def _assess(file: Path, digest: str, with_app: bool) -> Assessment:
+    """In this process."""
+    return assess(file, digest, with_app, file.parent / "scratch")
+
+
+def change_waits(patch: pytest.MonkeyPatch) -> None:
+    """Of Flower's processes that are started from now on."""
+    patch.setenv("PYTHONPATH", str(FLOWER_WAITS), prepend=os.pathsep)
+
+
+def lapse(project: Project, *names: str) -> None:
+    """Have the link find these sites silent, as it does a minute after a site has vanished.
+
+    It refuses the next node with a site's key until then.
+    """
+    keys = PublicKeys(project.keys_folder)
+    database = sqlite3.connect(project.root / "server" / "superlink.db", timeout=LIMIT)
+    with closing(database), database:
+        for node, key in database.execute("SELECT node_id, public_key FROM node").fetchall():
+            if keys.name_of(key) in names:
+                update = "UPDATE node SET online_until = min(online_until, ?) WHERE node_id = ?"
+                database.execute(update, (time.time(), node))
+
+
 def wait_gone(processes: Sequence[psutil.Process]) -> None:
     """Until none of them runs."""
     wait_until(lambda: not any(map(runs, processes)), LIMIT, pause=0.1)
@@ -163,18 +226,17 @@ def federation_under_test(folder: Path) -> Iterator[FederationUnderTest]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(MARK, mark)
             patch.setenv("FEDLOOM_CACHE", str(folder / "cache"))
-            patch.setenv("PYTHONPATH", str(QUICK), prepend=os.pathsep)
-            patch.setenv("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.5")
+            change_waits(patch)
             project = troubled_project(folder / "project")
             with FederationUnderTest(project, mark) as federation:
                 try:
                     yield federation
                 finally:
-                    federation.nodes[C].end(grace=60)  # which has to end a node of its own
+                    federation.nodes[C].end(LIMIT)  # which has to end a node of its own
     finally:
         # Tests of the pool in this process start helpers of multiprocessing, which have the mark.
         started = [p for p in marked(MARK, mark) if "multiprocessing" not in command(p)]
-        _, left = psutil.wait_procs(started, timeout=20)  # some are just ending
+        _, left = psutil.wait_procs(started, timeout=200)  # some are just ending
         lines = {process.pid: command(process) for process in left}
         for process in left:
             with suppress(psutil.NoSuchProcess):

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import psutil
 
-from fedloom.deploy.processes import with_environment
+from fedloom.deploy.processes.children import with_environment
 
 
 def marked(name: str, value: str) -> list[psutil.Process]:

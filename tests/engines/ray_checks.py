@@ -6,13 +6,9 @@ and refuses to run elsewhere. It prints one JSON object.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import socket
-import struct
-import sys
 import tempfile
 import threading
 import time
@@ -36,7 +32,9 @@ from fedloom.record import RoundRecord
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.watcher import RunView, Watcher
-from helpers import digits, outcome, wait_until
+from helpers import LIMIT, digits, outcome, wait_until
+from own_network import raise_loopback
+from patient_ray import wait_for_nodes
 
 Report = dict[str, Any]
 
@@ -128,6 +126,7 @@ def on_this_machine(scratch: Path) -> Report:
         report["same"] = {m: both(build(m, **s), engine) for m, s in EXPRESSIONS}
         alive = actors()
         report["arrays"] = both(arrays(), engine)
+        report["several inputs"] = both(several_inputs(), engine)
         report["imported"] = both(imported(), engine)
         report["stored arrays"] = stored_arrays(engine)
         report["actors"] = [sorted(alive), sorted(actors())]
@@ -154,6 +153,15 @@ def arrays() -> Experiment:
         (rng.normal(size=(12 + i, 3)).astype(np.float32), np.arange(12 + i) % 2) for i in range(3)
     ]
     config = RunConfig(method="fedper", rounds=2, model="mlp(hidden=[4])")
+    return Experiment.build(config, data=FederatedData.from_clients(sites))
+
+
+def several_inputs() -> Experiment:
+    """A table beside token ids of unlike length."""
+    rng, y = np.random.default_rng(0), np.arange(12) % 2
+    ids = [rng.integers(0, 9, int(n)) for n in rng.integers(1, 5, 12)]
+    sites = [({"table": rng.normal(size=(12, 3)), "ids": ids}, y) for _ in range(2)]
+    config = RunConfig(method="fedper", rounds=2, model="fusion(width=4)")
     return Experiment.build(config, data=FederatedData.from_clients(sites))
 
 
@@ -193,7 +201,7 @@ def killed_between_rounds(engine: Ray) -> Report:
             if record.round == 2:
                 ray.kill(engine._members[0].handle)
             if record.round == 3:
-                ray.wait([engine._members[0].under_way[0][0]], timeout=120)
+                ray.wait([engine._members[0].under_way[0][0]], timeout=LIMIT)
 
     on_ray = digest(start(experiment, engine, [Killer()]))
     return {
@@ -204,7 +212,7 @@ def killed_between_rounds(engine: Ray) -> Report:
 
 def left_behind() -> list[str]:
     """Processes that are still there some seconds after the end."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 120
     while (left := of_this_namespace()) and time.monotonic() < end:
         time.sleep(0.1)
     return list(left.values())
@@ -259,7 +267,7 @@ def lost_node(engine: Ray, scratch: Path, remove: Callable[[], None]) -> Report:
     (scratch / "slow").touch()
 
     def wait_and_remove() -> None:
-        wait_until((scratch / f"round-2-{away}").exists, 120)
+        wait_until((scratch / f"round-2-{away}").exists)
         remove()
 
     thread = threading.Thread(target=wait_and_remove)
@@ -328,20 +336,9 @@ def counted() -> Iterator[Report]:
         ray.put, ray_engine.addressed = put, addressed
 
 
-# ------------------------------------------------------------------ the namespace
-
-
-def raise_loopback() -> None:
-    """`ip link set lo up`, where there is no `ip`."""
-    set_flags, up = 0x8914, 0x1
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
-        fcntl.ioctl(s, set_flags, struct.pack("16sh14x", b"lo", up))
-
-
 def main() -> None:
-    if [name for _, name in socket.if_nameindex()] != ["lo"]:
-        sys.exit("run this under `unshare -n`: Ray reaches out")
     raise_loopback()
+    wait_for_nodes()
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder:  # sockets: a short path
         os.environ["RAY_TMPDIR"] = folder
         scratch = Path(folder)

@@ -236,7 +236,7 @@ def engine(
         )
 
     grid = Grid(client_app(node, lambda context: dict(context.node_config)), len(CLIENTS), spoil)
-    roster = Roster(Line(grid, deadline=5, poll=0.01), lambda hello: int(str(hello["client"])))
+    roster = Roster(Line(grid, deadline=600, poll=0.01), lambda hello: int(str(hello["client"])))
     return Flower(roster, patience=0.05), grid
 
 
@@ -372,7 +372,9 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_pat
     assert [list(r.absent) for r in result.records] == [[], [1], []]
     assert re.search(why, result.records[1].absent[1])
     silent, _ = engine(experiment, tmp_path / "silent", only(1, 2, lambda records: _error()))
-    assert outcome(start(experiment, silent))[0] == outcome(result)[0]
+    other = outcome(start(experiment, silent))[0]
+    # The digest covers the journal, which has another reason for the absence.
+    assert replace(other, digest=None) == replace(outcome(result)[0], digest=None)
 
 
 @dataclass(frozen=True, kw_only=True)

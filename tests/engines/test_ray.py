@@ -22,22 +22,11 @@ from fedloom.engines import make_engine
 from fedloom.engines.ray import Ray
 from fedloom.errors import BadInput
 from fedloom.launch.start import start
+from helpers import LIMIT
+from own_network import namespace
 
 pytestmark = pytest.mark.xdist_group("ray")  # which takes a minute to start
 HERE = Path(__file__).parent
-SECONDS = 400
-
-
-def namespace() -> list[str]:
-    """The command that gives a process a network of its own, or why there is none."""
-    for command in (["unshare", "-n"], ["unshare", "-r", "-n"]):
-        try:
-            done = subprocess.run([*command, "true"], capture_output=True, text=True, check=False)
-        except FileNotFoundError:
-            pytest.skip("Ray starts only in a network namespace, and there is no `unshare`")
-        if done.returncode == 0:
-            return command
-    pytest.skip(f"Ray starts only in a network namespace: {done.stderr.strip()}")
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +44,7 @@ def report() -> dict[str, Any]:
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path)},
     )
     try:
-        out, err = process.communicate(timeout=SECONDS)
+        out, err = process.communicate(timeout=2 * LIMIT)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # Ray's processes are in the script's group
         raise
@@ -82,6 +71,11 @@ def test_different_runs_differ(report: dict[str, Any]) -> None:
 
 def test_arrays_in_memory(report: dict[str, Any]) -> None:
     on_ray, inline = report["here"]["arrays"]
+    assert on_ray == inline
+
+
+def test_several_inputs(report: dict[str, Any]) -> None:
+    on_ray, inline = report["here"]["several inputs"]
     assert on_ray == inline
 
 

@@ -1,10 +1,8 @@
 """Data stays at the sites: a federation as a Flower app, and what an administrator needs for it.
 
-What runs: `settings` (what all agree on), `site` and `site_config` (one site), `server` and
-`site_registry` (the other end, and which site is which client), `apps` (both as Flower sees them),
-`personal` (a site's own model).
-
-What sets it up: `new_project` and `certificates` (what `deploy init` writes), `project`,
-`processes`, `federation` and `superlink_guard` (a SuperLink and SuperNodes as child processes),
-`rehearsal` (`deploy local`), `check` (`deploy check`), `cli`.
+`settings` is what all agree on, `apps` both ends as Flower sees them, `cli` the commands. `site` is
+one site and `gate` what stands around its SuperNode; `consent` what it is asked and what its
+operator agreed to. `server` is the other end and `guard` what stands around the SuperLink.
+`project` is the folder on the server with its schema and keys, `processes` everything as child
+processes (`deploy local` too), `check` what `deploy check` tells, `operations` what IT asks for.
 """

@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedloom.deploy.processes import end_with_parent
+from fedloom.deploy.processes.children import end_with_parent
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site import SiteData
-from fedloom.deploy.site_config import SiteConfig
-from fedloom.engines.flower.node import client_app
+from fedloom.deploy.simulation import simulate, simulation_of
+from fedloom.deploy.site.client import SiteData
+from fedloom.deploy.site.config import SiteConfig
+from fedloom.engines.flower.node import Node, client_app
 from fedloom.errors import BadInput, FedloomError
 
 log = logging.getLogger("fedloom")
+
+
+def _node(context: Context) -> Node:
+    if "partition-id" in context.node_config:
+        simulation, place = simulation_of(context)
+        return simulation.node(place, context)
+    return _site(context).node()
+
+
+def _hello(context: Context) -> dict[str, Any]:
+    if "partition-id" in context.node_config:
+        simulation, place = simulation_of(context)
+        return simulation.hello(place)
+    return _site(context).hello()
 
 
 def _site(context: Context) -> SiteData:
@@ -25,14 +42,19 @@ def _site(context: Context) -> SiteData:
     return SiteData(SiteConfig.read(Path(file)), Settings.read(context.run_config))
 
 
-client = client_app(lambda context: _site(context).node(), lambda context: _site(context).hello())
+client = client_app(_node, _hello)
 server = ServerApp()
 
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run's configuration describes."""
-    from fedloom.deploy.server import serve  # not for sites, which import this for every message
+    # Not for sites, which import this file for every message.
+    from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+    from fedloom.deploy.project.folder import PROJECT, Project
+    from fedloom.deploy.project.public_keys import PublicKeys
+    from fedloom.deploy.server.run import serve
 
     end_with_parent()  # a server app that outlived its SuperLink would block the run's folder
     # Flower uploads this log by HTTP requests. The root logger would log each of those requests
@@ -42,7 +64,13 @@ def main(grid: Grid, context: Context) -> None:
     log.handlers = [handler]
     log.setLevel(logging.INFO)
     try:
-        serve(grid, Settings.read(context.run_config))
+        if isinstance(grid, InMemoryGrid):
+            simulate(grid, context)
+            return
+        project = Project.read(Path(os.environ.get(PROJECT, ".")))
+        keys = PublicKeys(project.keys_folder) if project.link.tls else None
+        settings = Settings.read(context.run_config)
+        serve(grid, settings, project.schema(), keys, project=project.root)
     except FedloomError as e:
         log.error("%s", e)
         raise  # not as SystemExit, which would end the process before Flower has uploaded its log

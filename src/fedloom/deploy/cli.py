@@ -1,4 +1,5 @@
-"""`fedloom deploy init | link | node | run | check | local`.
+"""`fedloom deploy init | link | node | run | check | local`, and what `server.cli`, `consent.cli`
+and `operations.cli` add.
 
 Whatever needs torch or Flower is imported inside a command, so that help is quick.
 """
@@ -16,12 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedloom.deploy.cli_arguments import ProjectFolder, SiteFile
+from fedloom.deploy.consent.cli import approve, try_
+from fedloom.deploy.operations.cli import backup, restore
+from fedloom.deploy.server import cli as server_cli
 from fedloom.errors import BadInput
 from fedloom.expression import literal
 from fedloom.signals import stops_as_ctrl_c
 
 if TYPE_CHECKING:
-    from fedloom.deploy.processes import Child
+    from fedloom.deploy.processes.children import Child
 
 deploy_app = typer.Typer(
     name="deploy",
@@ -29,14 +34,16 @@ deploy_app = typer.Typer(
     "To begin: `fedloom deploy local`, which rehearses all of it on this machine.",
     no_args_is_help=True,
 )
+deploy_app.command()(approve)
+deploy_app.command("try")(try_)
+deploy_app.command()(backup)
+deploy_app.command()(restore)
 out = Console()
 err = Console(stderr=True)
 
 PAUSE = 10.0
 """Seconds before a SuperNode that ended is started again."""
 
-ProjectFolder = Annotated[Path, typer.Argument(help="Folder made by `fedloom deploy init`.")]
-SiteFile = Annotated[Path, typer.Argument(help="The site's site.toml.")]
 Method = Annotated[str, typer.Option(help="Method expression; see `fedloom list`.")]
 Imports = Annotated[
     list[str] | None,
@@ -46,12 +53,23 @@ Imports = Annotated[
         help="With methods, models or data of your own; may be repeated.",
     ),
 ]
+Metrics = Annotated[
+    str | None,
+    typer.Option(metavar="ADDRESS", help="Serve /health and /metrics here, e.g. 127.0.0.1:9100."),
+]
+LogFile = Annotated[
+    Path | None, typer.Option(help="Write to this file, with times in UTC; it rotates at 10 MB.")
+]
 Tls = Annotated[bool, typer.Option(help="Encryption, and a key for every site.")]
 
 
 @deploy_app.command()
 def init(
     folder: Annotated[Path, typer.Argument(help="A new folder.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Of the run, e.g. image_size=32 lr=0.01"),
+    ] = None,
     *,
     sites: Annotated[str, typer.Option(help="Names, e.g. hospital-a,hospital-b.")],
     host: Annotated[
@@ -62,32 +80,49 @@ def init(
     model: Annotated[str, typer.Option(help="Model expression; auto: by the data.")] = "auto",
     imports: Imports = None,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of training.")] = 20,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="Data that looks as every site's must: columns, order, classes."),
+    ] = None,
+    label: Annotated[str | None, typer.Option(help="Label column of that data.")] = None,
     tls: Tls = True,
 ) -> None:
     """Write a project: a Flower app, certificates, and a folder to hand to each site."""
-    from fedloom.deploy.new_project import write_project
+    from fedloom.deploy.project.new import schema_for, write_project
+    from fedloom.deploy.settings import Settings
 
     names = [name.strip() for name in sites.split(",") if name.strip()]
     run = {**_imported(method, model, imports), "rounds": rounds}
-    write_project(folder, names, host=host, port=port, tls=tls, run=run)
+    run |= dict(map(_pair, settings or ()))
+    checked = Settings.read({**run, "imports": "", "sites": ",".join(names)})
+    agreed = None if schema is None else schema_for(checked, schema, label)
+    write_project(folder, names, host=host, port=port, tls=tls, run=run, schema=agreed)
     print(f"wrote {folder}; {folder / 'README.md'} says how to go on")
+    if agreed is None:
+        print(f"it needs a schema: fedloom deploy schema {folder} EXAMPLE.csv")
 
 
 @deploy_app.command()
-def link(project: ProjectFolder) -> None:
+def link(project: ProjectFolder, *, metrics: Metrics = None, log: LogFile = None) -> None:
     """Run the SuperLink in the foreground, and let the sites' keys in."""
-    from fedloom.deploy.federation import start_link, superlink
-    from fedloom.deploy.project import Project
+    from fedloom.deploy.operations.log_lines import logged
+    from fedloom.deploy.operations.monitoring import watched_link
+    from fedloom.deploy.processes.federation import start_link, superlink
+    from fedloom.deploy.project.folder import Project
+    from fedloom.deploy.project.public_keys import PublicKeys
 
     read = Project.read(project)
     child = superlink(read)
-    with _ending(child):
-        new = start_link(child, read)
+    with logged(log), watched_link(read, child, metrics) as address, _ending(child):
+        start_link(child, read)
+        if address:
+            _note(f"/health and /metrics at {address}")
         _note(f"the SuperLink listens at {read.link.bind}:{read.link.port}")
         if read.link.ca is None:
             _note("without TLS: nothing is encrypted, and any node may connect")
-        elif new:
-            _note(f"keys of new sites: {', '.join(new)}")
+        else:
+            sites = ", ".join(PublicKeys(read.keys_folder).names())
+            _note(f"it lets in the keys in {read.keys_folder}: {sites or 'none'}")
         code = child.wait()
     _note(f"the SuperLink ended with code {code}")
     raise typer.Exit(1)
@@ -98,21 +133,30 @@ def node(
     site: SiteFile,
     *,
     pause: Annotated[float, typer.Option(min=0, help="Seconds before a restart.")] = PAUSE,
+    metrics: Metrics = None,
+    log: LogFile = None,
 ) -> None:
     """Run a site's SuperNode in the foreground; where it ends, start it again.
 
     After a crash the SuperLink refuses it for about a minute, until it counts as gone.
     """
-    from fedloom.deploy.federation import supernode
-    from fedloom.deploy.site_config import SiteConfig
+    from fedloom.deploy.operations.log_lines import logged
+    from fedloom.deploy.operations.monitoring import watched_node
+    from fedloom.deploy.processes.federation import supernode
+    from fedloom.deploy.site.config import SiteConfig
 
     config = SiteConfig.read(site)
     child = supernode(site, config)
-    with _ending(child):
+    with logged(log), watched_node(config, child, metrics) as watch, _ending(child):
+        if watch.address:
+            _note(f"/health and /metrics at {watch.address}")
         while True:
+            watch.starts += 1
             code = child.start().wait()
             child.end()  # processes that it left behind
-            _note(f"the SuperNode ended with code {code}; again in {pause:g} s")
+            # Flower's SuperNode ends itself, and says nothing, where the server refuses its key.
+            why = ": the server does not accept this site's key, or its clock" if code == 0 else ""
+            _note(f"the SuperNode ended with code {code}{why}; again in {pause:g} s")
             time.sleep(pause)
 
 
@@ -127,9 +171,9 @@ def run(
 
     Ctrl-C stops following it; the run itself ends with `fedloom deploy link`.
     """
-    from fedloom.deploy.federation import COMPLETED, Run
-    from fedloom.deploy.processes import ChildFailed, listens
-    from fedloom.deploy.project import Project
+    from fedloom.deploy.processes.children import ChildFailed, listens
+    from fedloom.deploy.processes.federation import COMPLETED, Run
+    from fedloom.deploy.project.folder import Project
 
     read = Project.read(project)
     host, _, port = read.link.address.rpartition(":")
@@ -159,18 +203,19 @@ def check(
     project: Annotated[
         Path | None, typer.Option(help="The federation's project, where you have a copy.")
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Code of that project may run here.")] = False,
 ) -> None:
-    """Say what is wrong at a site: certificate, key, clock, port, data."""
+    """Say what is wrong at a site: data, schema, policy, certificate, key, clock, port."""
     from fedloom.deploy.check import report
 
-    if not report(site, project):
+    if not report(site, project, yes):
         raise typer.Exit(1)
 
 
 @deploy_app.command()
 def local(
     *,
-    nodes: Annotated[int, typer.Option(min=1, max=20, help="SuperNodes.")] = 3,
+    nodes: Annotated[int, typer.Option(min=2, max=20, help="SuperNodes.")] = 3,
     tls: Tls = True,
     method: Method = "fedper",
     imports: Imports = None,
@@ -181,7 +226,7 @@ def local(
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900,
 ) -> None:
     """Rehearse a deployment on this machine: link, nodes, TLS, a run, and a model at every site."""
-    from fedloom.deploy.rehearsal import Rehearsal, digits_project, outcome_table
+    from fedloom.deploy.processes.rehearsal import Rehearsal, digits_project, outcome_table
 
     run = {**_imported(method, "auto", imports), "rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, stops_as_ctrl_c():
@@ -195,6 +240,10 @@ def local(
         print(f"shared part: {done.shared.relative_to(project.root)}")
         print(f"{sum(done.seconds) / len(done.seconds):.1f} s a round")
     print(f"kept in {keep}" if keep else "the folder was removed; --keep FOLDER leaves it")
+
+
+for command in server_cli.COMMANDS:
+    deploy_app.command()(command)
 
 
 def _imported(method: str, model: str, imports: list[str] | None) -> dict[str, Any]:

@@ -13,7 +13,10 @@ from fedloom.runs.config import Names, RunConfig, checked
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 """Of a site or an experiment: it becomes part of paths."""
 
-AT_THE_SITES = ("data", "partition", "shift", "newcomers", "memory", "checkpoint_every")
+AT_THE_SITES = (
+    *("data", "label", "client", "domain", "inputs"),
+    *("partition", "shift", "hostile", "newcomers", "memory", "checkpoint_every"),
+)
 """Keys of a run that make no sense where each site brings its own data."""
 
 
@@ -35,14 +38,32 @@ class Settings(BaseModel):
         (), description="who may take part, in the order of their ids; empty: who comes first"
     )
     class_names: Names = Field(
-        (), description="all classes; empty: as the sites' data says, which must then agree"
+        (), description="all classes in their order; empty: those of the schema"
     )
     deadline: float = Field(
         3600, gt=0, description="seconds until a site that has not answered counts as absent"
     )
     patience: float = Field(600, gt=0, description="seconds to wait for min-clients sites")
+    most_rows: int = Field(
+        1_000_000, ge=1, description="a site that claims more training rows is refused"
+    )
+    most_rows_ratio: float = Field(
+        100, ge=1, description="so many times the median of a round's rows may a site claim"
+    )
+    most_norm: float = Field(
+        10, ge=1, description="so many times the median of a round may an update be in length"
+    )
+    keep_rounds: int = Field(
+        5, ge=2, le=1000, description="rounds by which `deploy rollback` can go back"
+    )
     lost_state: Literal["absent", "restart"] = Field(
         "absent", description="a site without the state the server counts on: absent or restart"
+    )
+    simulated_data: str = Field(
+        "digits", description="divided among the nodes of Flower's own simulation (`flwr run`)"
+    )
+    simulated_partition: str = Field(
+        "dirichlet(alpha=0.3)", description="how; real sites bring their own data"
     )
     run: RunConfig
 

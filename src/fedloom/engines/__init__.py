@@ -53,6 +53,8 @@ class Engine(Protocol):
     keeps_states: bool = False
     """What clients keep stays where they are, and jobs and answers hold a receipt for it
     (`core.digest`). Only its newest states are kept there, so every step is checkpointed."""
+    checkpoints_kept: int = 2
+    """How many checkpoints of a run stay: so far back can it be taken."""
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         """Get ready for a run; an engine may be opened for one run after another.

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedloom.deploy.project import run_configuration
+from fedloom.deploy.project.folder import run_configuration
 from fedloom.deploy.settings import Settings
 from fedloom.errors import FedloomError, needs_extra
 
@@ -27,6 +27,8 @@ with needs_extra("flower"):
 CHECKS: tuple[tuple[str, tuple[str, ...], Callable[[Case], str]], ...] = (
     ("name", ("name",), local.site_name),
     ("data", ("data", "label"), local.data),
+    ("schema", ("data", "label", "schema_file", "units"), local.schema),
+    ("policy", ("data", "label", "schema_file", "units", "policy"), local.policy),
     ("state folder", ("state",), local.state_folder),
     ("device", ("device",), local.device),
     ("authority", ("ca",), keys.authority),
@@ -51,28 +53,35 @@ class CheckResult:
     message: str
 
 
-def check(config_file: Path, settings: Settings | None = None) -> list[CheckResult]:
+def check(
+    config_file: Path,
+    settings: Settings | None = None,
+    project: Path | None = None,
+    code_may_run: bool = True,
+) -> list[CheckResult]:
     """Every check of a site, in the order in which an administrator should put things right."""
-    case = Case.read(config_file, settings)
+    case = Case.read(config_file, settings, project, code_may_run)
     file = CheckResult("file", not case.unusable, case.about_file)
     return [file, *(_perform(case, *entry) for entry in CHECKS)]
 
 
-def report(config_file: Path, project: Path | None = None) -> bool:
+def report(config_file: Path, project: Path | None = None, code_may_run: bool = False) -> bool:
     """Print every result; returns whether nothing is wrong.
 
-    `project` is the folder of the federation's Flower project, where the site has a copy.
+    `project` is the folder of the federation's Flower project, where the site has a copy; modules
+    that it imports run only where somebody agreed to that.
     """
     settings, results = None, []
     if project is not None:
-        sys.path.append(str(project))  # modules with users' own code lie there, as in a run
+        if code_may_run:
+            sys.path.append(str(project))  # modules with users' own code lie there, as in a run
         try:
             settings = Settings.read(run_configuration(project))
             results = [CheckResult("project", True, f"the settings in {project} can be used")]
         except FedloomError as e:
             message = f"the settings in {project} cannot be used: {e}"
             results = [CheckResult("project", False, message)]
-    results += check(config_file, settings)
+    results += check(config_file, settings, project, code_may_run)
     Console().print(as_table(results))
     return all(result.ok is not False for result in results)
 

@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 
 from fedloom.deploy.check.connection import Server
 from fedloom.deploy.settings import Settings
-from fedloom.deploy.site_config import SiteConfig
+from fedloom.deploy.site.config import SiteConfig
 from fedloom.errors import BadInput, FedloomError, suggestion
+from fedloom.policy import modules_of
 
 
 class CannotTell(FedloomError):
@@ -27,6 +28,10 @@ class Case:
 
     file: Path
     settings: Settings | None
+    project: Path | None
+    """The federation's project, where the site has a copy."""
+    code_may_run: bool
+    """Somebody agreed to run what that project imports."""
     config: SiteConfig
     """Placeholders stand in for what is needed and unusable."""
     unusable: frozenset[str]
@@ -35,7 +40,13 @@ class Case:
     """What is wrong with the file itself, or that nothing is."""
 
     @classmethod
-    def read(cls, file: Path, settings: Settings | None) -> Self:
+    def read(
+        cls,
+        file: Path,
+        settings: Settings | None,
+        project: Path | None = None,
+        code_may_run: bool = True,
+    ) -> Self:
         """From the site's file, whatever is wrong with it."""
         written: dict[str, Any] = {}
         try:
@@ -50,13 +61,19 @@ class Case:
         fields = SiteConfig.model_fields
         missing = {key: "?" for key in unusable if key in fields and fields[key].is_required()}
         usable = {key: value for key, value in written.items() if key not in unusable}
-        return cls(file, settings, SiteConfig(**{**missing, **usable}), unusable, about_file)
+        config = SiteConfig(**{**missing, **usable})
+        return cls(file, settings, project, code_may_run, config, unusable, about_file)
 
     def require(self, keys: Iterable[str]) -> None:
         """Refuse to go on without these keys."""
         wrong = [key for key in keys if key in self.unusable]
         if wrong:
             raise CannotTell(f"not checked: put {', '.join(wrong)} right in {self.file} first")
+
+    @property
+    def code_to_run(self) -> list[str]:
+        """Modules of the federation that looking at the data would run, and nobody agreed to."""
+        return modules_of(self.settings.run) if self.settings and not self.code_may_run else []
 
     @cached_property
     def server(self) -> Server:

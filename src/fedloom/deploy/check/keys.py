@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import stat
-from base64 import b64encode
 from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from cryptography.hazmat.primitives.serialization.ssh import ssh_key_fingerprint
 from flwr.supercore.primitives.asymmetric import uses_nist_ec_curve
 
 from fedloom.deploy.check.case import Case
+from fedloom.deploy.project.public_keys import fingerprint
 from fedloom.errors import BadInput
 
 
@@ -87,7 +85,7 @@ def private_key(case: Case) -> str:
     if file is None:
         return "no key is stated: the server must do without node authentication"
     key = _read_key(file)
-    public = f"its public key is SHA256:{_fingerprint(key)}"
+    public = f"its public key is {fingerprint(key.public_key())}"
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode & stat.S_IRWXO:
         raise BadInput(
@@ -123,9 +121,3 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not uses_nist_ec_curve(key.public_key()):
         raise BadInput(f"{file} is a private key, but not an ecdsa one; {make}")
     return key
-
-
-def _fingerprint(key: ec.EllipticCurvePrivateKey) -> str:
-    """As `ssh-keygen -l` prints it."""
-    digest = ssh_key_fingerprint(key.public_key(), hashes.SHA256())
-    return b64encode(digest).decode().rstrip("=")

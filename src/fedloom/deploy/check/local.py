@@ -15,15 +15,20 @@ import numpy as np
 import psutil
 import torch
 
-from fedloom.data import load
-from fedloom.deploy.check.case import Case
-from fedloom.deploy.site import SiteData
+from fedloom.data import Source, load
+from fedloom.data.local import input_columns
+from fedloom.deploy.check.case import CannotTell, Case
+from fedloom.deploy.consent.proposal import App, code_refusals
+from fedloom.deploy.gate.assess import assess_settings
+from fedloom.deploy.processes.children import FLWR
+from fedloom.deploy.project.folder import run_configuration
+from fedloom.deploy.project.schema import Column, Schema, check_site, site_schema
+from fedloom.deploy.site.client import SiteData
+from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines import check_device
 from fedloom.engines.flower.site_store import SiteStore
-from fedloom.errors import BadInput, suggestion
+from fedloom.errors import BadInput, FedloomError, suggestion
 
-FLWR = "1.41.0"
-"""The release that the engine was measured with; pyproject.toml pins the same."""
 ROOM = 10**9
 """Bytes that should be free where states are kept."""
 
@@ -41,15 +46,14 @@ def site_name(case: Case) -> str:
 
 def data(case: Case) -> str:
     """Whether the rows can be read and divided as the federation does."""
-    config, settings = case.config, case.settings
-    site = SiteData(config, settings) if settings else None
+    config = case.config
+    site = SiteData(config, case.settings) if case.settings and not case.code_to_run else None
     source = site.source if site else load(config.data, label=config.label)
-    counts = np.bincount(source.y, minlength=source.classes).tolist()
-    by_class = dict(zip(source.class_names, counts, strict=True))
-    summary = (
-        f"{config.data} has {len(source)} rows, {source.kind} {source.shape}; by class: "
-        + ", ".join(f"{name} {n}" for name, n in by_class.items())
-    )
+    summary = f"{config.data} has {len(source)} rows, {source.kind} {source.shape}"
+    by_class = _rows_by_class(source)
+    if by_class:
+        kind = "class" if source.targets == "classes" else "label"
+        summary += f"; by {kind}: " + ", ".join(f"{name} {n}" for name, n in by_class.items())
     few = [name for name, n in by_class.items() if n == 1]
     if few:
         raise BadInput(
@@ -60,6 +64,90 @@ def data(case: Case) -> str:
         own = site.divided.client(0)
         summary += f"; {len(own.train)} rows for training, {len(own.test or ())} for test"
     return summary
+
+
+def _rows_by_class(source: Source) -> dict[str, int]:
+    """Class or label -> its rows; none of numbers."""
+    if source.targets == "numbers":
+        return {}
+    if source.targets == "labels":
+        counts = source.y.sum(axis=0).astype(int).tolist()
+    else:
+        counts = np.bincount(source.y, minlength=source.classes).tolist()
+    return dict(zip(source.class_names, counts, strict=True))
+
+
+def schema(case: Case) -> str:
+    """Whether the data is what all sites agreed on, column by column."""
+    config = case.config
+    if config.schema_file is None:
+        raise CannotTell(
+            f"{case.file} names no schema_file, so order and units of columns are not compared; get"
+            " schema.toml from whoever runs the server"
+        )
+    try:
+        load(config.data, label=config.label)
+    except FedloomError:  # the check of the data says why
+        raise CannotTell("not checked: the data cannot be read") from None
+    agreed = Schema.read(config.schema_file, "get it from whoever runs the server")
+    size = case.settings.run.image_size if case.settings else None
+    names = agreed.class_names
+    source = load(
+        config.data,
+        label=config.label,
+        class_names=names,
+        image_size=size,
+        targets=agreed.targets,
+    )
+    actual = site_schema(source, config.data, config.label, config.units, agreed)
+    check_site(agreed, actual, config.data)
+    columns = f", {len(agreed.columns)} columns in their order" if agreed.columns else ""
+    summary = f"the data is as {config.schema_file} says{columns} (digest {agreed.digest[:12]})"
+    stated = {Column.of_header(h).name: Column.of_header(h).unit for h in _headers(config)}
+    unseen = [name for name in agreed.units if not stated.get(name) and name not in config.units]
+    if unseen:
+        summary += (
+            f"; warning: your table does not state units: see that {unseen[0]} is in"
+            f" {agreed.units[unseen[0]]!r}, and so on for {len(unseen)} columns"
+        )
+    return summary
+
+
+def policy(case: Case) -> str:
+    """Whether the site's rules permit the federation's settings, where these are known."""
+    if case.settings is None:
+        return "the rules can be read; what they refuse is told with --project, or by `approve`"
+    if case.project is not None and (refused := _code_refused(case, case.project)):
+        raise BadInput(f"the policy of {case.file} refuses the federation's code: {refused}")
+    if case.code_to_run:
+        raise CannotTell(
+            f"not checked: code of the federation ({', '.join(case.code_to_run)}) would have to run"
+            " here; read it, then give --yes"
+        )
+    try:
+        assessment = assess_settings(case.config, case.settings)
+    except FedloomError as e:
+        raise CannotTell(f"not checked: {e}") from None
+    if assessment.refusals:
+        raise BadInput(
+            f"the policy of {case.file} refuses the federation's settings: "
+            + " | ".join(objection.in_full for objection in assessment.refusals)
+        )
+    return f"the policy of {case.file} permits the federation's settings"
+
+
+def _code_refused(case: Case, project: Path) -> str:
+    """What the policy says of the app that the project sends, and of what its run imports, where it
+    lists any by their sha256."""
+    policy = case.config.policy
+    if not policy.pins_code:
+        return ""
+    refused = code_refusals(policy, App.of_project(project), run_configuration(project))
+    return " | ".join(refusal.in_full() for refusal in refused)
+
+
+def _headers(config: SiteConfig) -> tuple[str, ...]:
+    return input_columns(config.data, config.label)
 
 
 def state_folder(case: Case) -> str:

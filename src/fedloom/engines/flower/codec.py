@@ -22,10 +22,9 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.score import ClientScore
 from fedloom.core.tree import State
+from fedloom.engines.record_names import SCORE, STATE
 from fedloom.errors import BadInput
 
-STATE, SCORE = "state/", "score/"
-"""Prefixes of the records that hold a slice, and of those that hold a score."""
 Task = Literal["client", "evaluate", "save"]
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flwr.app import Array, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedloom.core.data import Federation, data_of
@@ -24,14 +25,21 @@ from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job, JobOf
 from fedloom.engines.flower import codec
+from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Task
 from fedloom.engines.flower.expected_upload import ExpectedUpload
+from fedloom.engines.flower.reply_size import SMALL, held_bytes
 from fedloom.errors import BadInput, FedloomError, TooFewClients
+from fedloom.plain_text import plain
+from fedloom.reply_limit import write_most_bytes
 
 log = logging.getLogger("fedloom")
 
 Admit = Callable[[dict[str, Any]], int]
 """From how a site introduces itself to its client id; raises where it cannot take part."""
+
+SiteOf = Callable[[bytes], str | None]
+"""From a node's public key to the site that it belongs to; None: it is not let in."""
 
 LEEWAY = 10.0
 """Seconds by which a message is valid beyond the wait for its answer, so that a late answer is
@@ -39,6 +47,7 @@ reported here, as late, and not by Flower as an expired message."""
 INTRODUCTION_SECONDS = 120.0
 """How long a node may take to introduce itself: the others wait meanwhile."""
 NOT_ACCEPTED = Absent("Flower did not take the message: the node is gone, or it is too large")
+DROPPED = Absent("its reply was too large or too late, and was dropped; see the SuperLink's log")
 RESTARTED = "its node was started anew in the meantime"
 RESTART_CHECK_SECONDS = 5.0
 """Between two looks for nodes that were restarted."""
@@ -51,13 +60,28 @@ class Line:
         self.grid, self.deadline, self.poll = grid, deadline, poll
 
     def exchange(
-        self, kind: str, contents: dict[int, RecordDict], most: float = math.inf
+        self,
+        kind: str,
+        contents: dict[int, RecordDict],
+        most: float = math.inf,
+        sizes: Mapping[int, int] | None = None,
     ) -> Iterator[tuple[int, RecordDict | Absent]]:
-        """Every node's reply to its own message, as they arrive, within `most` seconds."""
+        """Every node's reply to its own message, as they arrive, within `most` seconds; `sizes` has
+        the bytes that a node's reply may have, `SMALL` where it has none."""
         seconds = min(self.deadline, most)
         nodes, ttl = list(contents), seconds + LEEWAY
         end = time.monotonic() + seconds
-        messages = [Message(contents[n], dst_node_id=n, message_type=kind, ttl=ttl) for n in nodes]
+        limits = {n: (sizes or {}).get(n, SMALL) for n in nodes}
+        messages = [
+            Message(
+                contents[n],
+                dst_node_id=n,
+                message_type=kind,
+                ttl=ttl,
+                group_id=write_most_bytes(limits[n]),
+            )
+            for n in nodes
+        ]
         # Flower returns no ids at all where a message is too large for it.
         ids = list(self.grid.push_messages(messages)) or [""] * len(nodes)
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
@@ -69,7 +93,7 @@ class Line:
                 # For a node that is gone the link writes an error, which names only the message.
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
-                    yield node, _content(reply)
+                    yield node, _content(reply, limits[node])
             if waiting and not replies:
                 with timed("waiting"):
                     time.sleep(self.poll)
@@ -96,16 +120,29 @@ class Line:
 class Roster:
     """Which node serves which client: nodes come and go, clients are sites."""
 
-    def __init__(self, line: Line, admit: Admit) -> None:
-        self.line, self.admit = line, admit
+    def __init__(self, line: Line, admit: Admit, site_of: SiteOf | None = None) -> None:
+        """`site_of` binds a site's name to its key; None: nodes have no keys, and are believed."""
+        self.line, self.admit, self.site_of = line, admit, site_of
+        self._keys: dict[int, bytes] = {}
+        """Node -> its public key, which never changes."""
+        self._sites: dict[int, str] = {}
+        """Node -> the site whose key it had when it introduced itself."""
         self._clients: dict[int, int] = {}
         """Node -> its client, in the order in which they introduced themselves."""
         self._refused: dict[int, str] = {}
         """Node -> when it was started; after a restart it is asked again."""
+        self._silent: dict[int, str] = {}
+        """Node -> why it did not introduce itself, as the log has it."""
 
     def nodes(self) -> dict[int, int]:
         """Client -> node, of all that are connected; a new node is asked to introduce itself."""
-        connected, starts = list(self.line.grid.get_node_ids()), self.line.starts()
+        listed = list(self.line.grid.get_nodes())
+        connected = [node.node_id for node in listed]
+        starts = {node.node_id: node.last_activated_at for node in listed}
+        self._keys |= {node.node_id: bytes(node.public_key) for node in listed}
+        for node in [n for n in self._clients if n in connected and self.objection_to(n)]:
+            log.warning("a node no longer takes part: %s", self.objection_to(node))
+            del self._clients[node]
         unknown = {n: RecordDict() for n in connected if self._is_unknown(n, starts)}
         if unknown:
             replies = self.line.exchange(MessageType.QUERY, unknown, INTRODUCTION_SECONDS)
@@ -116,6 +153,30 @@ class Roster:
         newest = {c: n for n, c in self._clients.items() if n in connected}
         return dict(sorted(newest.items()))
 
+    def objection_to(self, node: int) -> str:
+        """Why what a node says does not count any more; empty if it does."""
+        if self.site_of is None:
+            return ""
+        site, before = self.site_of(self._keys.get(node, b"")), self._sites.get(node)
+        if site is None:
+            return f"the key of {before or 'a node'} is not let in"
+        return "" if site == before else f"its key is now that of {site}, not of {before}"
+
+    def _check_identity(self, node: int, hello: Mapping[str, Any]) -> None:
+        if self.site_of is None:
+            return
+        site = self.site_of(self._keys.get(node, b""))
+        if site is None:
+            raise BadInput("its key is not let in")
+        if hello.get("site") != site:
+            raise BadInput(f"the key of {site} introduces itself as {hello.get('site')!r}")
+        self._sites[node] = site
+
+    def _named(self, node: int) -> str:
+        """The site to which a node's key belongs, for the log."""
+        site = None if self.site_of is None else self.site_of(self._keys.get(node, b""))
+        return "a node" if site is None else f"the node of {site}"
+
     def _is_unknown(self, node: int, starts: Mapping[int, str]) -> bool:
         refused = node in self._refused and self._refused[node] == starts[node]
         return node not in self._clients and not refused
@@ -123,15 +184,22 @@ class Roster:
     def _introduce(self, node: int, reply: RecordDict | Absent, started: str) -> None:
         hello = _read_or_absent(reply, lambda records: dict(records.config_records["hello"]))
         if isinstance(hello, Absent) and reply is hello:
-            log.warning("a node did not say who it is (%s)", hello.why)
-            return  # it is asked again
+            if self._silent.get(node) != hello.why:  # it is asked again, and again
+                self._silent[node] = hello.why
+                log.warning("%s does not take part yet: %s", self._named(node), plain(hello.why))
+            return
         try:
             if isinstance(hello, Absent):
                 raise BadInput(hello.why)
-            self._clients[node] = self.admit(hello)
+            self._check_identity(node, hello)
+            client = self.admit(hello)
         except FedloomError as e:
             self._refused[node] = started
-            log.warning("a node is refused: %s", e)
+            log.warning("%s is refused: %s", self._named(node), plain(e))
+            return
+        if client in self._clients.values():
+            log.warning("client %d is served by another node from now on", client)
+        self._clients[node] = client
 
 
 class Flower(Engine):
@@ -139,9 +207,18 @@ class Flower(Engine):
 
     keeps_states = True
 
-    def __init__(self, roster: Roster, least: int = 1, patience: float = 600.0) -> None:
-        """`least` nodes are waited for, `patience` seconds at most."""
+    def __init__(
+        self,
+        roster: Roster,
+        least: int = 1,
+        patience: float = 600.0,
+        bounds: Bounds | None = None,
+        checkpoints_kept: int = Engine.checkpoints_kept,
+    ) -> None:
+        """`least` nodes are waited for, `patience` seconds at most; None: no `bounds` but those of
+        the form of a reply."""
         self.roster, self.least, self.patience = roster, least, patience
+        self.bounds, self.checkpoints_kept = bounds, checkpoints_kept
         self.elsewhere = Stopwatch()
         self._nodes: dict[int, int] = {}
 
@@ -170,13 +247,30 @@ class Flower(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up | Absent, State]]:
         self._expected.begin_round()
+        bounds = self.bounds
+        answers: dict[int, tuple[Job, Up, State]] = {}
         for sent, reply in self._ask("client", map(job, ids), ask):
             answer = _read_or_absent(reply, partial(self._read_upload, sent, ask))
             if isinstance(answer, Absent):
-                log.warning("client %d is absent: %s", sent.cid, answer.why)
-                yield sent.cid, answer, {}
-            else:
+                yield self._absent(sent.cid, answer)
+            elif bounds is None:
                 yield sent.cid, *answer
+            else:
+                answers[sent.cid] = (sent, *answer)
+        if bounds is None:
+            return
+        # Replies are compared with each other, so none counts before all have come.
+        replies = {cid: (sent, up) for cid, (sent, up, _) in answers.items()}
+        objections = bounds.objections(replies)
+        for cid, (_, up, own) in answers.items():
+            if cid in objections:
+                yield self._absent(cid, _refused(objections[cid]))
+            else:
+                yield cid, up, own
+
+    def _absent(self, cid: int, answer: Absent) -> tuple[int, Absent, State]:
+        log.warning("client %d is absent: %s", cid, answer.why)
+        return cid, answer, {}
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
@@ -210,15 +304,17 @@ class Flower(Engine):
     ) -> Iterator[tuple[Job, RecordDict | Absent]]:
         """Every connected client's reply, with the job it was asked to do."""
         arrays: dict[int, Array] = {}
-        jobs_of, contents = {}, {}
+        jobs_of, contents, sizes = {}, {}, {}
         with timed("transfer"):
             for job in jobs:
                 if (node := self._nodes.get(job.cid)) is None:
                     continue
                 order = Order(job.cid, task, job.down, _name(job.own), ask)
                 jobs_of[node], contents[node] = job, codec.write_order(order, arrays)
-        for node, reply in self.roster.line.exchange(MessageType.TRAIN, contents):
-            yield jobs_of[node], reply
+                sizes[node] = self._expected.most_bytes(job) if task == "client" else SMALL
+        for node, reply in self.roster.line.exchange(MessageType.TRAIN, contents, sizes=sizes):
+            why = self.roster.objection_to(node)
+            yield jobs_of[node], _refused(why) if why else reply
 
     def _read_upload(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
@@ -226,9 +322,9 @@ class Flower(Engine):
         if reply.cid != job.cid:
             raise BadInput(f"it speaks for client {reply.cid}")
         up = reply.up
-        objection = self._expected.objection_to(job, up)
-        if objection := objection or self._expected.objection_to_scores(up.scores, ask):
+        if objection := self._expected.objection_to(job, up):
             raise BadInput(objection)
+        self._check_scores(up.scores, ask)
         if unknown := sorted(up.metrics.keys() - {"loss"}):
             raise BadInput(f"nobody asked for the number {unknown[0]!r}")
         if not math.isfinite(up.metrics.get("loss", 0.0)):
@@ -239,9 +335,15 @@ class Flower(Engine):
 
     def _read_scores(self, ask: Ask, records: RecordDict) -> tuple[ClientScore, ...]:
         scores = codec.read_scores(records)
-        if objection := self._expected.objection_to_scores(scores, ask):
-            raise BadInput(objection)
+        self._check_scores(scores, ask)
         return scores
+
+    def _check_scores(self, scores: Sequence[ClientScore], ask: Ask | None) -> None:
+        objection = self._expected.objection_to_scores(scores, ask)
+        if self.bounds is not None:
+            objection = objection or self.bounds.objection_to_scores(scores)
+        if objection:
+            raise BadInput(objection)
 
 
 Read = TypeVar("Read")
@@ -255,17 +357,30 @@ def _read_or_absent(
         return reply
     try:
         if error := codec.read_error(reply):
-            return Absent(error)
+            return Absent(plain(error))
         return read(reply)
     except FedloomError as e:
-        return Absent(f"its reply was refused: {e}")
+        return _refused(e)
     except Exception as e:  # a dishonest reply can make anything fail that reads it
-        return Absent(f"its reply was refused: {type(e).__name__}: {e}")
+        return _refused(f"{type(e).__name__}: {e}")
 
 
-def _content(reply: Message) -> RecordDict | Absent:
+def _refused(why: object) -> Absent:
+    return Absent(f"its reply was refused: {plain(why)}")
+
+
+def _content(reply: Message, most: int) -> RecordDict | Absent:
+    """What a reply holds, unless it is larger than any honest one: then nothing of it is read."""
     if reply.has_error():
-        return Absent(f"Flower says: {reply.error.reason}")
+        if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+            return DROPPED
+        return Absent(f"Flower says: {plain(reply.error.reason)}")
+    try:
+        size = held_bytes(reply.content)
+    except Exception as e:  # as above
+        return _refused(f"{type(e).__name__}: {e}")
+    if size > most:
+        return _refused(f"it has {size} bytes, and a reply to this order has at most {most}")
     return reply.content
 
 

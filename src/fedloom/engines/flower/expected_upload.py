@@ -15,12 +15,15 @@ import torch
 
 from fedloom.core.dry_run import MadeUpData, PlayedVisit, in_short, play, play_client
 from fedloom.core.evaluate import Ask, evaluate
+from fedloom.core.frozen import FROZEN
 from fedloom.core.message import Up
+from fedloom.core.metrics import metric
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
 from fedloom.core.score import GLOBAL, ClientScore
-from fedloom.core.tree import State
+from fedloom.core.tree import State, Tree
 from fedloom.engines import Job
+from fedloom.engines.flower.reply_size import SMALL, most_bytes
 from fedloom.errors import BadInput, FedloomError
 
 Form = dict[tuple[str, str], tuple[torch.Size, torch.dtype]]
@@ -38,19 +41,21 @@ class ExpectedUpload:
         self._data = MadeUpData(self.program, classes, rows, labels=classes, tokens=tokens)
         self._forms: dict[tuple[int, bool], Form] = {}
         """Of the round's uploads, by (number of the network, whether the client is new)."""
+        self._marks: dict[tuple[int, bool], Tree] = {}
+        """The same: what stands for frozen tensors in them."""
         self._kept: dict[int, State] = {}
         """Number of the network -> what a played client kept when it last came again."""
         self._score_names = self._play_first_round()
 
-    def _play_first_round(self) -> dict[str, frozenset[str]]:
+    def _play_first_round(self) -> dict[str, tuple[str, ...]]:
         """One client of every network; returns the models that are scored, with their metrics."""
         plans = [plan for plan in self.program.schedule(1) if plan.kind != "adapt"]
         one_of_each = range(min(self.program.clients, len(self.program.nets)))
-        names: dict[str, frozenset[str]] = {}
+        names: dict[str, tuple[str, ...]] = {}
         try:
             for played in play(self._data, plans, one_of_each):
                 if played.visit.down.plan.kind == "train":
-                    names |= _score_names(played)
+                    names |= score_names(played)
         except Exception as e:  # whatever it is, replies could not be checked
             raise BadInput(
                 f"{_method_name(self.program)} cannot be run over Flower: played with made-up rows,"
@@ -62,6 +67,17 @@ class ExpectedUpload:
     def begin_round(self) -> None:
         """Uploads of the round that begins may look different."""
         self._forms = {}
+
+    def most_bytes(self, job: Job) -> int:
+        """Bytes that a reply to this job may have."""
+        if job.down.plan.kind == "adapt":
+            return SMALL
+        try:
+            form = self._form(job)
+        except Exception:  # `objection_to` says why; an error of the client's is small
+            return SMALL
+        nbytes = sum(shape.numel() * kind.itemsize for shape, kind in form.values())
+        return most_bytes(nbytes, len(form))
 
     def objection_to(self, job: Job, up: Up) -> str:
         """Why the upload of this job cannot be used; empty if it can."""
@@ -76,7 +92,9 @@ class ExpectedUpload:
         return (
             _personal(self.program, job.cid, up.state)
             or _difference(up.state, form)
+            or _other_frozen(up.state, self._marks[self._kind(job)])
             or _not_finite(up.state)
+            or _below_zero(up.state)
         )
 
     def objection_to_scores(self, scores: Sequence[ClientScore], ask: Ask | None) -> str:
@@ -88,20 +106,22 @@ class ExpectedUpload:
             names = self._score_names.get(score.model)
             if names is None or (score.model == GLOBAL) != (ask.model == GLOBAL):
                 return f"nobody asked for a model {score.model!r}"
-            if score.metrics.keys() != names:
+            if score.metrics.keys() != set(names):
                 return f"its metrics are {sorted(score.metrics)}, not {sorted(names)}"
-            accuracy = score.metrics["accuracy"]
-            if not (0 <= accuracy <= 1 and score.rows >= 1):
-                return f"a score of {accuracy} on {score.rows} rows cannot be"
+            for name, value in score.metrics.items():
+                if not (metric(name).possible(value) and score.rows >= 1):
+                    return f"a score of {value} on {score.rows} rows cannot be"
             key = (score.moment, score.split, score.model)
             if key in seen:
                 return f"it has two scores of {' '.join(key)}"
             seen.add(key)
         return ""
 
+    def _kind(self, job: Job) -> tuple[int, bool]:
+        return job.cid % len(self.program.nets), job.own is None
+
     def _form(self, job: Job) -> Form:
-        network = job.cid % len(self.program.nets)
-        new = job.own is None
+        network, new = self._kind(job)
         if (network, new) not in self._forms:
             played = play_client(self._data, job.cid, job.down)
             if not new:
@@ -109,16 +129,17 @@ class ExpectedUpload:
                 played = play_client(self._data, job.cid, job.down, kept)
                 self._kept[network] = played.kept
             self._forms[network, new] = _form_of(played.up.state)
+            self._marks[network, new] = played.up.state.get(FROZEN, {})
         return self._forms[network, new]
 
 
-def _score_names(played: PlayedVisit) -> dict[str, frozenset[str]]:
+def score_names(played: PlayedVisit) -> dict[str, tuple[str, ...]]:
     """Model -> names of its metrics, as this client scores them when it comes again."""
     visit = replace(played.visit, own=played.kept)
     scores = evaluate(visit, Ask(("received",)))
     if not visit.program.global_model_missing():
         scores += evaluate(visit, Ask(("received",), model="global"))
-    return {score.model: frozenset(score.metrics) for score in scores}
+    return {score.model: tuple(score.metrics) for score in scores}
 
 
 def _reason(error: Exception) -> str:
@@ -153,9 +174,24 @@ def _difference(state: State, expected: Form) -> str:
     return ""
 
 
+def _other_frozen(state: State, expected: Tree) -> str:
+    for place, mark in state.get(FROZEN, {}).items():
+        if not torch.equal(mark, expected[place]):
+            return "the tensors that nobody trains are others at this site than at the server"
+    return ""
+
+
 def _not_finite(state: State) -> str:
     for name, tree in state.items():
         for key, value in tree.items():
             if not bool(torch.isfinite(value).all()):
                 return f"'{name}/{key}' is not finite"
+    return ""
+
+
+def _below_zero(state: State) -> str:
+    """A variance of BatchNorm, of which everybody who gets the mean takes the root."""
+    for key, value in state.get(METHOD, {}).items():
+        if key.endswith("running_var") and bool((value < 0).any()):
+            return f"the variance {key!r} is below zero"
     return ""

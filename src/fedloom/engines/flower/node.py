@@ -19,6 +19,7 @@ from fedloom.core.site import CPU, Visit
 from fedloom.core.tree import State
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
+from fedloom.engines.flower.context_store import ContextStore
 from fedloom.engines.flower.site_store import LostState, SiteStore
 from fedloom.errors import HookError, LeakError, TrainingError
 
@@ -32,7 +33,7 @@ class Node:
 
     program: Program
     data: ClientData
-    store: SiteStore
+    store: SiteStore | ContextStore
     device: torch.device = CPU
     lost_state: Literal["absent", "restart"] = "absent"
     """When the state the server counts on is gone: give no answer, or begin as a new client."""

@@ -41,8 +41,9 @@ class SiteStore:
     (True, {'model': {'w': tensor([0.])}})
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, earlier: int = 0) -> None:
+        """So many `earlier` states stay too, for a server that is taken back some rounds."""
+        self.folder, self.earlier = folder, earlier
 
     def names(self) -> set[str]:
         """Digests of the stored states."""
@@ -74,7 +75,7 @@ class SiteStore:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write(self._file(max(stored.values(), default=0) + 1, name), pack(state))
         for old, number in stored.items():
-            if old != name and came_from in stored and number < stored[came_from]:
+            if old != name and came_from in stored and number < stored[came_from] - self.earlier:
                 self._file(number, old).unlink(missing_ok=True)
         return name
 

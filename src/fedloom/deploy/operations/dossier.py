@@ -1,0 +1,292 @@
+"""A dossier for a data-protection officer: one page and copies of the records it is made from.
+
+From a site's own file it shows what the site recorded; from a run folder what the server or a
+simulation recorded of one client.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fedloom.audit import AuditError, verify
+from fedloom.deploy.operations.missing_lines import check_nothing_is_missing
+from fedloom.deploy.site.config import SiteConfig
+from fedloom.drawing.figures import plain_table
+from fedloom.drawing.html import Html, page_head, tag
+from fedloom.errors import BadInput, RunFolderError
+from fedloom.files import parse_json, read_regular, write_atomic
+from fedloom.plain_text import plain
+from fedloom.policy.quantities import size_text
+from fedloom.record import RoundRecord, Summary
+from fedloom.runs.folder import RunPaths
+from fedloom.runs.journal import read_record, read_records
+from fedloom.runs.ledger import Account
+from fedloom.runs.stored import read_config
+from fedloom.version import __version__
+
+PAGE, RECORDS = "index.html", "records"
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1b1b1b; background: #fff }
+h2 { margin-top: 2.5rem; border-bottom: 1px solid #bbb }
+table { border-collapse: collapse; margin: 1rem 0 }
+caption { text-align: left; font-weight: 600; padding: .3rem 0 }
+th, td { text-align: left; vertical-align: top; padding: .25rem .8rem .25rem 0;
+  border-bottom: 1px solid #ddd; font-weight: normal; overflow-wrap: anywhere }
+thead th { font-weight: 600 }
+.scroll { overflow-x: auto }
+.quiet { color: #555 }
+@media (prefers-color-scheme: dark) { body { color: #e6e6e6; background: #161616 }
+  .quiet { color: #aaa } th, td { border-color: #333 } }
+@media print { body { max-width: none; margin: 0 } }
+"""
+
+
+@dataclass
+class Dossier:
+    """What the page says, section by section, and the files beside it."""
+
+    site: str
+    subject: str
+    sections: dict[str, list[Html]] = field(default_factory=dict)
+    records: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, section: str, *parts: Html) -> None:
+        """More of a section."""
+        self.sections.setdefault(section, []).extend(parts)
+
+    def write(self, folder: Path) -> Path:
+        """The page, in a new or empty folder."""
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise BadInput(f"{folder} is not empty; name a new folder by --out")
+        (folder / RECORDS).mkdir(mode=0o700, parents=True)
+        for name, content in self.records.items():
+            write_atomic(folder / RECORDS / name, content)
+        write_atomic(folder / PAGE, self._page())
+        return folder / PAGE
+
+    def _page(self) -> str:
+        rows = [[n, sha256(c).hexdigest(), len(c)] for n, c in sorted(self.records.items())]
+        digests = plain_table("digests", "Copies in records/", ["file", "sha256", "bytes"], rows)
+        title = f"Dossier of {self.site}"
+        at = datetime.now(UTC).isoformat(timespec="seconds")
+        head = page_head(title, _STYLE, "base-uri 'none'")
+        sections = [
+            tag("section", tag("h2", name), *parts) for name, parts in self.sections.items()
+        ]
+        body = tag(
+            "body",
+            tag("h1", title),
+            tag("p", f"{self.subject}. Made {at} by fedloom {__version__}.", class_="quiet"),
+            *sections,
+            tag("section", tag("h2", "Digests"), digests),
+        )
+        return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def dossier_of_site(file: Path, experiment: str | None = None) -> Dossier:
+    """What a site's own records say, of one experiment or of all."""
+    config = SiteConfig.read(file)
+    about = "all experiments" if experiment is None else f"experiment {experiment}"
+    dossier = Dossier(config.name, f"What the site recorded of {about}")
+    dossier.records["site.toml"] = read_regular(file)
+    lines = _audit_lines(config, dossier)
+    if experiment is not None:
+        lines = [line for line in lines if line.get("experiment") in (None, experiment)]
+    sent = [line for line in lines if line["event"] == "sent"]
+    received = [line for line in lines if line["event"] == "received"]
+    dossier.add("What ran", _runs_table(received or sent))
+    dossier.add("What left", *_sent_tables(sent))
+    refused = [line for line in lines if line["event"] in ("refused", "waiting")]
+    dossier.add("What was refused", _refusals_table(refused))
+    decided = [line for line in lines if line["event"] in ("approved", "revoked")]
+    rows = [[x["at"], x["event"], x.get("by", ""), _short(x.get("digest", ""))] for x in decided]
+    columns = ["UTC", "decision", "by", "proposal"]
+    dossier.add("Decisions", plain_table("decisions", "By the site's operator", columns, rows))
+    policy = config.policy.model_dump()
+    rows = [[key, json.dumps(value, default=list)] for key, value in policy.items()]
+    dossier.add("The site's rules", plain_table("policy", "[policy]", ["rule", "value"], rows))
+    _add_cards(dossier, config, experiment)
+    _add_limits(dossier, "the site's gate, which is outside the process that runs the method")
+    return dossier
+
+
+def dossier_of_run(path: Path, site: str) -> Dossier:
+    """What a run folder says of one client, by its site's name or its number."""
+    run = path if RunPaths(path).config.exists() else path / "run"
+    config, paths = read_config(run), RunPaths(run)
+    cid = _client(run, site)
+    dossier = Dossier(site, f"What the run in {path.name} recorded of client {cid}")
+    settings = {key: value for key, value in config.model_dump().items() if value is not None}
+    dossier.records["config.json"] = read_regular(paths.config)
+    dossier.records["versions.json"] = read_regular(paths.versions)
+    rows = [[key, plain(json.dumps(value))] for key, value in settings.items()]
+    dossier.add("What ran", plain_table("settings", "Settings", ["key", "value"], rows))
+    account = Account.read(paths.ledger)
+    _add_account(dossier, account, cid)
+    rounds = read_records(paths.metrics, RoundRecord)
+    absent = [[r.round, plain(r.absent[cid])] for r in rounds if cid in r.absent]
+    table = plain_table("absent", "Rounds without this client", ["round", "why"], absent)
+    dossier.add("What was refused", table)
+    if paths.summary.exists():
+        summary = read_record(paths.summary, Summary)
+        dossier.records["summary.json"] = read_regular(paths.summary)
+        rows = [["method", plain(summary.method)], ["rounds", str(summary.rounds)]]
+        rows += [["sha256 of the final state", summary.state_sha256]]
+        dossier.add("The model", plain_table("model", "As the run ended", ["", ""], rows))
+    _add_limits(dossier, "the server, or by the machine that simulated all clients")
+    return dossier
+
+
+def _audit_lines(config: SiteConfig, dossier: Dossier) -> list[dict[str, Any]]:
+    """The site's audit log, with what verifying it says; and a copy of all records."""
+    log = config.state / "audit.jsonl"
+    if not log.is_file():
+        raise BadInput(f"{log} does not exist: nothing was received or sent at this site yet")
+    try:
+        checked = verify(log)
+        check_nothing_is_missing(config.state)
+        verdict = f"{checked.lines} lines, unbroken; the last has sha256 {checked.last}"
+    except (AuditError, BadInput) as e:
+        verdict = f"BROKEN: {e}"
+    dossier.add("The record itself", tag("p", f"Audit log: {verdict}."))
+    for name in ("audit.jsonl", "approvals.jsonl"):
+        if (config.state / name).is_file():
+            dossier.records[name] = read_regular(config.state / name)
+    lines = []
+    for text in dossier.records["audit.jsonl"].splitlines():
+        try:
+            line = parse_json(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and "event" in line and "at" in line:
+            lines.append(line)
+    return lines
+
+
+def _runs_table(lines: Iterable[Mapping[str, Any]]) -> Html:
+    runs: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        key = tuple(str(line.get(k, "")) for k in ("experiment", "method", "proposal", "app"))
+        runs.setdefault(key, []).append(line["at"])
+    rows = [
+        [experiment, plain(method), _short(proposal), _short(app), len(at), min(at), max(at)]
+        for (experiment, method, proposal, app), at in runs.items()
+    ]
+    columns = ["experiment", "method", "proposal", "app sha256", "messages", "first", "last"]
+    return plain_table("runs", "Runs that were let in (UTC)", columns, rows)
+
+
+def _sent_tables(sent: Sequence[Mapping[str, Any]]) -> list[Html]:
+    messages, nbytes = Counter[str](), Counter[str]()
+    for line in sent:
+        messages[str(line.get("experiment", ""))] += 1
+        nbytes[str(line.get("experiment", ""))] += int(line.get("bytes", 0))
+    rows = [[name, messages[name], nbytes[name], size_text(nbytes[name])] for name in messages]
+    columns = ["experiment", "messages", "bytes", ""]
+    keys = ("at", "experiment", "task", "round", "bytes", "sha256")
+    single = [[_short(str(line.get(key, ""))) for key in keys] for line in sent]
+    heads = ["UTC", "experiment", "task", "round", "bytes", "sha256"]
+    return [
+        plain_table("sent", "By experiment", columns, rows),
+        tag(
+            "details",
+            tag("summary", "Every message"),
+            plain_table("messages", "In the order of the audit log", heads, single),
+        ),
+    ]
+
+
+def _refusals_table(refused: Iterable[Mapping[str, Any]]) -> Html:
+    rows = [
+        [x["at"], x["event"], x.get("experiment", ""), x.get("rule", ""), plain(x.get("sentence"))]
+        for x in refused
+    ]
+    columns = ["UTC", "event", "experiment", "rule", "why"]
+    return plain_table("refused", "Runs and answers that did not pass", columns, rows)
+
+
+def _add_cards(dossier: Dossier, config: SiteConfig, experiment: str | None) -> None:
+    pattern = f"{experiment or '*'}/model/card.json"
+    for file in sorted(config.state.glob(pattern)):
+        name, content = file.parent.parent.name, read_regular(file)
+        dossier.records[f"card-{name}.json"] = content
+        try:
+            card = dict(parse_json(content))
+        except (ValueError, TypeError):
+            dossier.add("The model", tag("p", f"The card of {name} cannot be read."))
+            continue
+        shown = ("method", "network", "round", "training_rows", "class_names", "state_sha256")
+        rows = [[key, plain(card.get(key))] for key in shown]
+        caption = f"The site's own model of {name}, which stays here"
+        dossier.add("The model", plain_table(f"card-{name}", caption, ["", ""], rows))
+
+
+def _add_account(dossier: Dossier, account: Account, cid: int) -> None:
+    shared = Counter[int]()
+    for step in account.steps:
+        shared.update(group.number for group in step.shared if cid in group.clients)
+    messages, nbytes = account.clients().get(cid, (0, 0))
+    dossier.add("What left", tag("p", f"{messages} messages with {size_text(nbytes)} of tensors."))
+    for number, times in sorted(shared.items()):
+        rows = [
+            [plain(t.name), "x".join(map(str, t.shape)), t.dtype, t.nbytes]
+            for t in account.sets[number].tensors
+        ]
+        caption = f"In {times} messages"
+        columns = ["tensor", "shape", "type", "bytes"]
+        dossier.add("What left", plain_table(f"set-{number}", caption, columns, rows))
+        beside = ", ".join(plain(name) for name in account.sets[number].numbers)
+        dossier.add("What left", tag("p", f"Beside them: {beside}.", class_="quiet"))
+    own = [
+        {"step": s.step, "round": s.round, "sets": [g.number for g in s.shared if cid in g.clients]}
+        for s in account.steps
+    ]
+    sets = [s for s in account.as_json()["sets"] if s["number"] in shared]
+    dossier.records["ledger-of-client.json"] = json.dumps(
+        {"client": cid, "sets": sets, "steps": own}, indent=1
+    ).encode()
+
+
+def _client(run: Path, site: str) -> int:
+    """The number of a client: as it stands, or of a site's or user's name."""
+    names: dict[str, int] = {}
+    try:
+        for file in (run.parent / "sites.json", run / "partition.json"):
+            if file.is_file():
+                saved = parse_json(read_regular(file))
+                listed = saved.get("client_names", [])
+                names |= saved.get("sites", {}) | {name: i for i, name in enumerate(listed)}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise RunFolderError(f"the names of the clients in {run} cannot be read") from None
+    if site in names and isinstance(names[site], int):
+        return names[site]
+    if site.isdecimal():
+        return int(site)
+    known = ", ".join(map(str, names)) or "numbers only"
+    raise BadInput(f"the run in {run} has no site {plain(site)!r}; there are: {plain(known)}")
+
+
+def _add_limits(dossier: Dossier, author: str) -> None:
+    dossier.add(
+        "What this does not show",
+        tag(
+            "p",
+            f"These records were written by {author}. What is sent is not noise: weights can tell"
+            " something about the rows they come from, and docs/policy.md says what each method"
+            " reveals. Whoever rules the machine could have rewritten the records; compare the"
+            " audit log's last sha256 with one that was noted down elsewhere.",
+        ),
+    )
+
+
+def _short(text: str) -> str:
+    """Of a digest its beginning, by which it is found in the records."""
+    return text[:16] if len(text) == 64 else text

@@ -1,0 +1,1 @@
+"""A deployment's folder: what `deploy init` writes, the schema, and who is let in."""

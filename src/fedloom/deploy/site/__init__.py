@@ -1,0 +1,1 @@
+"""One site: its file, its data and answers, and the states it keeps."""
