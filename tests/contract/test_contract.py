@@ -12,7 +12,10 @@ from fedloom.testing.federations import common_federation
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.xdist_group(f"contract of {name}")) for name in ALL],
+)
 def test_every_method_keeps_the_rule(name: str, check: Check) -> None:
     check(case(name))
 

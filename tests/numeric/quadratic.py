@@ -24,19 +24,27 @@ from fedloom.core.phase import Opt
 from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.site import Site, Visit
+from fedloom.core.task import WHAT, Need, Task
 from fedloom.core.term import Term
 from fedloom.core.tree import State, Tree, clone
 from helpers import Table
 
 
-class Squares:
-    """Half the squared distance to the target."""
+class Squares(Task):
+    """Half the squared distance to the target; what parts make of classes is tested elsewhere."""
+
+    @property
+    def provides(self) -> frozenset[Need]:
+        return frozenset(WHAT)
 
     def loss(self, logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
         return 0.5 * (logits - target).pow(2).sum(-1).mean()
 
-    def metrics(self, probs: Tensor, y: Tensor) -> dict[str, float]:
-        return {"accuracy": 0.0, "nll": float((probs - y).pow(2).mean())}
+    def predict(self, logits: Tensor) -> Tensor:
+        return logits.softmax(-1)
+
+    def measure(self, prediction: Tensor, y: Tensor) -> dict[str, float]:
+        return {"accuracy": 0.0, "nll": float((prediction - y).pow(2).mean())}
 
 
 def linear(*rows: Sequence[float]) -> nn.Linear:
@@ -113,8 +121,9 @@ def server_value(play: Play, key: str = "head.weight", part: str = METHOD) -> fl
 
 
 def kept(play: Play, cid: int, part: str, key: str = "head.weight") -> float:
-    """A number a client keeps."""
-    return value(play.own[cid][part], key)
+    """A number a client keeps, or would if somebody trained it."""
+    tree = play.own[cid][part]
+    return value(tree if key in tree else play.program.frozen.tree, key)
 
 
 def full(lr: float = 0.25, epochs: int = 1, **more: object) -> Opt:

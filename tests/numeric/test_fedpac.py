@@ -601,8 +601,9 @@ def test_weights_are_in_the_journal():
 
 
 def test_server_step_for_300_participants():
-    """K = 10, d = 128, five groups: statistics to heads and centroids in less than two seconds of
-    one processor (0.9 measured; eigenvalues and NNLS per client took 4.8)."""
+    """K = 10, d = 128, five groups: statistics to heads and centroids in less than four seconds of
+    one processor (0.9 measured, twice that on a slow one; with eigenvalues and NNLS per client it
+    took 4.8)."""
     m, k, d = 300, 10, 128
     with rng_scope("net"):
         net = Net((20,), body=nn.Linear(20, d), head=nn.Linear(d, k))
@@ -626,4 +627,4 @@ def test_server_step_for_300_participants():
     assert float(weights[~same_group].max()) < 0.01
     assert int((weights > 0).sum(1).min()) > 10
     assert server["fedpac"]["head.weight"].shape == (m, k, d)
-    assert seconds < 2, seconds
+    assert seconds < 4, seconds

@@ -18,6 +18,7 @@ from fedloom.core.data import ClientData
 from fedloom.core.net import Net
 from fedloom.core.phase import Opt
 from fedloom.core.program import Program
+from fedloom.core.rng import rng_scope
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.methods.fedavg import FedAvg
@@ -29,7 +30,8 @@ Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
 def batches(term: Mixup, epochs: int = 1, lr: float = 0.0):
     """What the loss sees of one client with the rows e_0..e_5, and its answer."""
-    net = Net((6,), body=nn.Identity(), head=nn.Linear(6, 3))
+    with rng_scope("mixup"):  # the same weights whichever tests ran before
+        net = Net((6,), body=nn.Identity(), head=nn.Linear(6, 3))
     method = replace(FedAvg() + term + Watch(), opt=Opt(lr=lr, batch=6, epochs=epochs))
     Watch.seen.clear()
     data = Tables([ClientData(Table(torch.eye(6), Y), None, None, 3)])

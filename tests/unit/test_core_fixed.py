@@ -31,10 +31,13 @@ class Counted(torch.nn.Linear):
 class HeadOnly(Method):
     name: ClassVar[str] = "head_only"
     train_all: bool = False
+    then_all: bool = False
+    """Another phase could train the body, and takes no step."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        return (Phase("head", "*" if self.train_all else "head.*", epochs=5),)
+        head = Phase("head", "*" if self.train_all else "head.*", epochs=5)
+        return (head, Phase("all", epochs=0)) if self.then_all else (head,)
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,12 @@ def test_a_frozen_body_sees_every_row_once_in_five_epochs() -> None:
 
 @pytest.mark.parametrize("term", [Watching(), Doubling()])
 def test_a_term_that_reads_or_changes_every_batch_turns_it_off(term: Term) -> None:
-    assert rows_of_body(HeadOnly() + term, net()) == 100
+    assert rows_of_body(HeadOnly(then_all=True) + term, net()) == 100
+
+
+def test_but_a_term_that_reads_every_batch_reads_what_a_body_gives_that_nobody_trains() -> None:
+    assert rows_of_body(HeadOnly() + Watching(), net()) == 20
+    assert rows_of_body(HeadOnly() + Doubling(), net()) == 100
 
 
 def test_what_draws_is_drawn_anew_at_every_step() -> None:

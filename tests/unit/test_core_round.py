@@ -249,7 +249,8 @@ class Asks(Term):
         return {self.name: {"v": torch.ones(1)}}
 
     def aggregate(self, r):
-        return {self.name: {"v": r.mean(self.name)["v"]}} if self.name in r._sums else {}
+        mean = r.mean(self.name)
+        return {self.name: {"v": mean["v"]}} if mean else {}
 
 
 def test_a_special_round_changes_only_its_owners_slice() -> None:

@@ -653,13 +653,13 @@ def test_metrics_by_hand():
     """Row 0: 0.75 for the right class; row 1: 0.25 for the right one: accuracy 1/2,
     nll = -(log 0.75 + log 0.25)/2."""
     probs = torch.tensor([[0.75, 0.25], [0.25, 0.75]])
-    found = Classification().metrics(probs, torch.tensor([0, 0]))
+    found = Classification().scores(probs, torch.tensor([0, 0]))
     assert found["accuracy"] == 0.5
     assert found["nll"] == pytest.approx(-(log(0.75) + log(0.25)) / 2)
 
 
 def test_a_probability_of_zero_costs_much_and_not_infinity():
-    found = Classification().metrics(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    found = Classification().scores(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     assert found["nll"] == pytest.approx(-log(1e-12), rel=1e-6)
 
 

@@ -152,7 +152,7 @@ def test_sites_by_name():
     with pytest.raises(BadInput, match=r"client Lyon is ndarray, not a pair"):
         FederatedData.from_clients({**sites, "Lyon": x})
     with pytest.raises(BadInput, match="'client 0': x is not an array"):
-        FederatedData.from_clients([([[1, 2], [3]], [0, 1])])
+        FederatedData.from_clients([(torch.zeros(2, 2, requires_grad=True), [0, 1])])
     with pytest.raises(BadInput, match="client 0 has a single number"):
         FederatedData.from_clients([(1, 2)])
 

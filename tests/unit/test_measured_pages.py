@@ -1,4 +1,4 @@
-"""docs/performance.md and docs/distributed.md say what was measured."""
+"""Pages of docs/ say what was measured."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", ["performance.md", "distributed.md"])
+@pytest.mark.parametrize(
+    "name", ["performance.md", "distributed.md", "encoders.md", "advise.md", "reliability.md"]
+)
 def test_the_page_shows_the_results_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
     import page

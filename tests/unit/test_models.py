@@ -37,9 +37,13 @@ NETWORKS = [
     ("cnn_fedcr", GREY, 10, (1024,), 2_213_578),
     ("cnn_fedcr(published=true)", GREY, 10, (1024,), 1_258_798),
     ("groupnorm_cnn", GREY, 10, (128,), 371_850),
+    ("small_cnn", GREY, 10, (64,), 52_138),
+    ("small_cnn(channels=[4], hidden=8, norm=batch)", CIFAR, 10, (8,), 8_426),
     ("vgg11", CIFAR, 10, (512,), 9_225_610),
     ("resnet18", TINY, 1000, (512,), 11_689_512),
     ("resnet18(norm=group, stem=cifar)", CIFAR, 10, (512,), 11_173_962),
+    ("efficientnet_lite0", TINY, 1000, (1280,), 4_652_008),
+    ("efficientnet_lite0(after=stage6)", (192, 3, 3), 7, (1280,), 1_026_567),
     ("cct7_3x1", CIFAR, 100, (256,), 3_783_269),
     ("fasttext", (200,), 4, (32,), 3_157_508),
     ("har_cnn", (9, 1, 128), 6, (512,), 2_253_958),
@@ -76,9 +80,14 @@ def test_parameter_counts(
       grey             1664, 102464, 1024*1024+1024 = 1049600, 1049600, 10250
       published        104, 4*25*12+12 = 1212, 192*1024+1024 = 197632, 1049600, 10250
     groupnorm_cnn      640+128, 64*9*128+128+256 = 74112, twice 128*9*128+128+256 = 147840, 1290
+    small_cnn          1*9*8+8 = 80, 8*9*16+16 = 1168, 784*64+64 = 50240, 650
+      batch            3*9*4+4 = 112, 8, 4*256*8+8 = 8200, 16, 90
     vgg11              1792, 73856, 295168, 590080, 1180160, three times 2359808, 512*10+10 = 5130
     resnet18           torchvision's number, 11689512
       group, cifar     11689512 - 513000 (fc) + 5130 - 3*64*(49-9) = 7680
+    efficientnet_lite0 the published number of the network with 1000 classes, 4652008
+      after stage6     192*1152+2304 = 223488, 1152*9+2304 = 12672, 1152*320+640 = 369280,
+                       320*1280+2560 = 412160, 1280*7+7 = 8967
     cct7_3x1           3*9*256 = 6912, 256*256 positions = 65536, norm 512, pool 257, 25700;
                        7 layers of 2*512 + 256*768 + 65792 + 131584 + 131328 = 526336
     fasttext           98635*32 = 3156320, 32*32+32 = 1056, 32*4+4 = 132
@@ -95,7 +104,9 @@ def test_parameter_counts(
 
 
 def test_every_registered_network_is_tested_here() -> None:
-    assert {spec.split("(")[0] for spec, *_ in NETWORKS} | {"timm_encoder"} == set(models)
+    # Tested where its libraries are installed, or where data has several inputs.
+    elsewhere = {"timm_encoder", "transformers_encoder", "fusion"}
+    assert {spec.split("(")[0] for spec, *_ in NETWORKS} | elsewhere == set(models)
 
 
 @pytest.mark.parametrize("spec", ["mlp", "groupnorm_cnn", "resnet18(stem=cifar)", "cct7_3x1"])
@@ -229,6 +240,7 @@ def test_cct_is_deterministic_in_evaluation_and_draws_from_the_default_stream() 
         ("cnn4(stage=fine)", GREY, "did you mean 'stages'"),
         ("cnn5", GREY, "did you mean 'cnn4'"),
         ("cnn_fedpac", (1, 8, 8), "at least 12x12"),
+        ("small_cnn(norm=group)", GREY, "norm = 'group' is unknown; use 'none' or 'batch'"),
         ("vgg11", GREY, "vgg11 needs images of at least 32x32 pixels"),
         ("mlp(hidden=64)", GREY, r"hidden = 64 is not a list of int; write \[64\]"),
         ("resnet18(norm=layer)", CIFAR, "use 'batch' or 'group'"),

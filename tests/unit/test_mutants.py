@@ -16,8 +16,10 @@ LEAST = {
     "methods and ops": 12,
     "runs and launch": 10,
     "engines": 6,
-    "data": 4,
+    "data and models": 4,
+    "policy, audit and deploy": 6,
     "report, analysis and diagnose": 6,
+    "deploy": 20,
 }
 """Mutants of each group of packages."""
 

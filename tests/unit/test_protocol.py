@@ -32,6 +32,7 @@ OTHER = Protocol(
     full_last_round=True,
     head_epochs=3,
     newcomer_epochs=7,
+    metric="nll",
 )
 """No field has its default."""
 SMALL = {"clients": 4, "partition": "iid", "rounds": 2, "progress": False}

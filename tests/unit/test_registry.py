@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -334,3 +336,37 @@ def test_fedlooms_own_registries_look_for_packages():
         "data set": "fedloom.data",
         "partition": "fedloom.partitions",
     }
+
+
+def test_a_thread_that_comes_while_names_are_imported_waits_for_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look-up imports; the second one comes in the midst of that, and must not call a
+    name unknown that is about to be there."""
+    package = tmp_path / "slowly_imported"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "late.py").write_text(
+        "import sys\n"
+        "begun, go_on, registry = sys.slowly\n"
+        "begun.set()\n"
+        "assert go_on.wait(60)\n"
+        "registry.add('late', dict)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    registry = Registry("thing", package="slowly_imported")
+    begun, go_on, answers = threading.Event(), threading.Event(), list[bool]()
+    monkeypatch.setattr(sys, "slowly", (begun, go_on, registry), raising=False)
+
+    def look() -> None:
+        answers.append("late" in registry)
+
+    first, second = threading.Thread(target=look), threading.Thread(target=look)
+    first.start()
+    assert begun.wait(60)
+    second.start()
+    second.join(0.2)  # without the lock it is over by now, and wrong
+    go_on.set()
+    first.join(60)
+    second.join(60)
+    assert answers == [True, True]

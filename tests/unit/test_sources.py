@@ -711,8 +711,8 @@ def test_bad_arrays() -> None:
     with pytest.raises(BadInput, match="NaN"):
         load((np.full((2, 2), np.nan), [0, 1]))
     with pytest.raises(BadInput, match=r"not integers \(for example 0.5\)"):
-        load((x, y + 0.5))
-    with pytest.raises(BadInput, match="not one-hot"):
+        load((x, y + 0.5), targets="classes")
+    with pytest.raises(BadInput, match="has a single 1; give one class"):
         load((x, np.eye(6)))
     with pytest.raises(BadInput, match="missing in some rows"):
         load((x, np.array(["a", None] * 3, dtype=object)))

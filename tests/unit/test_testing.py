@@ -109,6 +109,28 @@ class TurnsAway(Base):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TunesTooFar(Base):
+    """Refuses the upper end of its range."""
+
+    tunable: ClassVar[fl.Tunable] = {"portion": fl.Linear(0, 2)}
+    portion: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.portion > 1:
+            raise fl.BadInput(f"portion is at most 1, not {self.portion}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeginsOutside(Base):
+    tunable: ClassVar[fl.Tunable] = {"portion": fl.Log(1e-3, 0.1)}
+    portion: float = 0.5
+
+
+class TunesNoField(Base):
+    tunable: ClassVar[fl.Tunable] = {"portion": fl.Log(1e-3, 0.1)}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unwritable(Base):
     """Its hyper-parameter is no plain value."""
 
@@ -141,6 +163,9 @@ def broken_by(method: Any, **needs: Any) -> set[str]:
         (KeepsACopy, "check_personal_tensors_never_leave"),
         (DividesByRowsLessOne, "check_a_client_with_one_sample"),
         (TurnsAway, "check_a_newcomer_joins"),
+        (TunesTooFar, "check_what_is_tuned_can_be_built"),
+        (BeginsOutside, "check_what_is_tuned_can_be_built"),
+        (TunesNoField, "check_what_is_tuned_can_be_built"),
     ],
 )
 def test_a_broken_rule_is_found(method: Any, check: str) -> None:

@@ -30,7 +30,7 @@ from fedloom.core.net import Net
 from fedloom.core.optimizers import clipped
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.site import Site, Visit, _Loop
-from fedloom.core.task import Classification
+from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import Tree, place
 
@@ -54,11 +54,16 @@ def joinable(visit: Visit) -> bool:
         and all(getattr(type(method), hook) is getattr(Method, hook) for hook in hooks)
         and not any(part.overrides(hook) for part in method.parts for hook in ("inputs", "grads"))
         and not any(term.overrides("loss") for term in method.terms)
-        and type(visit.program.task) is Classification  # whose loss is the mean of its rows
+        and _mean_of_rows(visit.program.task)
         and _batchable(visit.program.net(visit.cid), visit.device)
         and len(visit.data.train) > 0
         and not visit.data.train.augmented
     )
+
+
+def _mean_of_rows(task: Task) -> bool:
+    """Is the loss of a batch the mean of its rows' losses, each of one class?"""
+    return type(task) in (Classification, Binary) and getattr(task, "plain", False) is True
 
 
 def _steps_alike(opt: Opt) -> bool:
@@ -131,6 +136,10 @@ class Block(Site):
             self.watch()
             x, y, idx = (torch.stack([getattr(b, of) for b in each]) for of in ("x", "y", "idx"))
             yield Batch(x, y, idx, y)
+
+    def _known_outputs(self) -> Mapping[str, Tensor]:
+        """Nothing: what is fixed is given to the members' pass, each its own rows."""
+        return {}
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """Member by member: over all rows of one client at once, as it does alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,6 +63,9 @@ class _Call:
     """A client's call up to its training and from there on."""
 
     def __init__(self, visit: Visit) -> None:
+        self.hostile = visit.program.hostile_at(visit.cid)
+        if self.hostile is not None:
+            visit = replace(visit, data=self.hostile.data(visit.data))
         self.visit, self.sent = visit, _marks(visit.down.state)
         self.site = site = Site(visit)
         self.arrived = _marks(site.down)
@@ -81,7 +85,10 @@ class _Call:
         check_upload(site, up)
         check_kept(site)
         kept = {name: tree for name, tree in site.own.items() if tree}
-        up, kept = plain_state(up), plain_state(kept)
+        left_out = site.program.frozen.left_out
+        if self.hostile is not None:
+            up = self.hostile.upload(up, site.down, site.plan)
+        up, kept = plain_state(left_out(up)), plain_state(left_out(kept))
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
         return Up(up, len(visit.data.train), metrics, scores), kept
 

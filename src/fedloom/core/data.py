@@ -14,7 +14,7 @@ class Split(Protocol):
 
     @property
     def y(self) -> Tensor:
-        """Labels, int64 [n]."""
+        """Targets: classes int64 [n], labels float32 [n, K] or numbers float32 [n, d]."""
 
     def __len__(self) -> int: ...
 
@@ -50,7 +50,7 @@ class ClientData:
     """None where the partition made none, as for `test`."""
     test: Split | None
     classes: int
-    """How many classes there are in the federation."""
+    """How many classes there are in the federation; of other targets, labels or numbers."""
     shared_tests: Mapping[str, Split] = field(default_factory=dict)
     """Test sets that belong to nobody, for protocols that test clients' models on them."""
 
@@ -77,7 +77,7 @@ class Federation(Protocol):
 
     @property
     def kind(self) -> str:
-        """What an input is: image, signal, table or text."""
+        """What an input is: image, signal, table, text, or several of them (fields)."""
 
     @property
     def shared_tests(self) -> Mapping[str, Split]:

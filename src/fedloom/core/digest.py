@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from fedloom.core.tree import State, plain
+from fedloom.core.tree import State
 
 RECEIPT = "@receipt"
 """The one slice of a receipt; no part can have this name."""
@@ -25,13 +28,29 @@ def digest(state: State) -> str:
     sha = sha256()
     for name, tree in sorted(state.items()):
         for key in sorted(tree):
-            tensor = plain(tree[key])
-            # Type and shape give the number of bytes that follow, so no two states give the same
-            # stream.
-            head = [name, key, str(tensor.dtype), list(tensor.shape)]
-            sha.update(json.dumps(head).encode() + b"\n")
-            sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            tensor = tree[key]
+            sha.update(_head(name, key, tensor.dtype, tensor.shape))
+            sha.update(_bytes(tensor))
     return sha.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> Any:
+    """A tensor's bytes as a flat array, copied only where they do not lie in a row."""
+    dense = tensor
+    if tensor.requires_grad or not tensor.is_cpu or not tensor.is_contiguous():
+        # Else each of these makes one more tensor, which takes as long as hashing a small one.
+        dense = tensor.detach().cpu().contiguous()
+    try:
+        return dense.numpy().ravel()
+    except TypeError:  # bfloat16 and other types that numpy does not have
+        return dense.reshape(-1).view(torch.uint8).numpy()
+
+
+@lru_cache(maxsize=4096)
+def _head(name: str, key: str, dtype: torch.dtype, shape: torch.Size) -> bytes:
+    """Before a tensor's bytes. Type and shape give the number of bytes that follow, so no two
+    states give the same stream."""
+    return json.dumps([name, key, str(dtype), list(shape)]).encode() + b"\n"
 
 
 def receipt(sha256_hex: str) -> State:

@@ -9,17 +9,32 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 
 from fedloom.core.client import client
 from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.flat_rows import made_up_rows
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.program import Program
 from fedloom.core.rng import generator
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
+
+
+class Rows(Protocol):
+    """The rows of every client of a program."""
+
+    @property
+    def program(self) -> Program:
+        """What is played."""
+        ...
+
+    def client(self, cid: int) -> ClientData:
+        """The rows of one client."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,14 +51,16 @@ class MadeUpData:
 
     def client(self, cid: int) -> ClientData:
         """The rows of one client."""
-        size, gen = (self.rows, *self.program.net(cid).shape), generator("made-up rows", cid)
-        inputs = (
-            torch.randint(0, 2, size, generator=gen)
-            if self.tokens
-            else torch.randn(size, generator=gen)
-        )
+        net, gen = self.program.net(cid), generator("made-up rows", cid)
+        size = (self.rows, *net.shape)
+        if net.fields:
+            inputs = made_up_rows(net.fields, self.rows, gen)
+        elif self.tokens:
+            inputs = torch.randint(0, 2, size, generator=gen)
+        else:
+            inputs = torch.randn(size, generator=gen)
         labels = (torch.arange(self.rows) % self.labels + cid) % self.classes
-        split = HeldRows(inputs, labels)
+        split = HeldRows(inputs, self.program.task.made_up(labels, self.classes))
         return ClientData(split, split, split, self.classes)
 
 
@@ -56,20 +73,26 @@ class PlayedVisit:
     kept: State
 
 
-def play_client(data: MadeUpData, cid: int, down: Down, own: State | None = None) -> PlayedVisit:
+def play_client(data: Rows, cid: int, down: Down, own: State | None = None) -> PlayedVisit:
     """One client's answer to a message; `own` is what it kept before."""
     visit = Visit(data.program, cid, data.client(cid), down, own)
     return PlayedVisit(visit, *client(visit))
 
 
-def play(data: MadeUpData, plans: Sequence[Plan], cohort: Sequence[int]) -> Iterator[PlayedVisit]:
-    """A run from its beginning, in which these clients take part in every step."""
+def play(
+    data: Rows, plans: Sequence[Plan], cohort: Sequence[int], players: Sequence[int] | None = None
+) -> Iterator[PlayedVisit]:
+    """A run from its beginning, in which these clients take part in every step.
+
+    Where only some of them are played, the others count as absent.
+    """
     program = data.program
     server, kept = initial_server(program), dict[int, State]()
     for plan in plans:
         r = Round(program, plan, server, cohort)
-        for cid in r.cohort:
-            played = play_client(data, cid, send(r, cid), kept.get(cid))
+        for cid in r.cohort if players is None else players:
+            own = kept.get(cid)
+            played = play_client(data, cid, send(r, cid, own), own)
             kept[cid] = played.kept
             r.add(cid, played.up)
             yield played

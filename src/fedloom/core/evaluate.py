@@ -16,10 +16,11 @@ from fedloom.core.data import ClientData, Split
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
+from fedloom.core.outputs import SCAN_ROWS
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment, SplitName
-from fedloom.core.site import SCAN_ROWS, Site, Visit
+from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, place, place_state
 from fedloom.errors import BadInput
@@ -78,33 +79,43 @@ def _means(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: fmean(one[name] for one in metrics) for name in metrics[0]}
 
 
-@torch.no_grad()
 def score_rows(
     program: Program, net: Net, split: Split, state: State, model: str = PERSONAL
 ) -> dict[str, dict[str, float]]:
-    """Metrics of a state on rows, by model: the whole one, and the method's single heads.
+    """Metrics of a state on rows, by model: the whole one, and the method's single heads."""
+    outputs = predictions(program, net, split, state, model)
+    return {name: program.task.scores(output, split.y) for name, output in outputs.items()}
+
+
+@torch.no_grad()
+def predictions(
+    program: Program, net: Net, split: Split, state: State, model: str = PERSONAL
+) -> dict[str, Tensor]:
+    """What a state predicts for rows, by model: the whole one, and the method's single heads.
 
     A global model predicts as plain averaging does.
     """
     method = program.method
     device = next(iter(state[METHOD].values())).device
     outputs: dict[str, list[Tensor]] = defaultdict(list)
+    known = program.outputs.over(split, device)  # of stages that nobody trains
     for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
         x = place(split.x(rows), device)
-        if model == GLOBAL:
-            outputs[GLOBAL].append(Method.predict(method, net, state, x).cpu())
-            continue
-        outputs[PERSONAL].append(method.predict(net, state, x).cpu())
-        for view, probabilities in method.views(net, state, x).items():
-            outputs[view].append(probabilities.cpu())
-    return {
-        name: program.task.metrics(torch.cat(parts), split.y) for name, parts in outputs.items()
-    }
+        known_rows = {stage: z[rows.to(device)] for stage, z in known.items()}
+        with net.knowing(x, known_rows, program.frozen.are_in):
+            if model == GLOBAL:
+                outputs[GLOBAL].append(Method.predict(method, net, state, x).cpu())
+                continue
+            outputs[PERSONAL].append(method.predict(net, state, x).cpu())
+            for view, prediction in method.views(net, state, x).items():
+                outputs[view].append(prediction.cpu())
+    return {name: torch.cat(parts) for name, parts in outputs.items()}
 
 
 def global_state(program: Program, server: State) -> State:
     """The global model: what is shared, and the initial values of the rest."""
-    return {METHOD: {**program.nets[0].tree(), **server.get(METHOD, {})}}
+    whole = program.frozen.put_back(server)
+    return {METHOD: {**program.nets[0].tree(), **whole.get(METHOD, {})}}
 
 
 def model_at(visit: Visit, moment: Moment, model: str = "personal") -> State:
@@ -113,7 +124,8 @@ def model_at(visit: Visit, moment: Moment, model: str = "personal") -> State:
     if model == "global":
         return place_state(global_state(visit.program, visit.down.state), visit.device)
     if moment == "final":
-        if not (final := kept_final(visit.own or {})):
+        own = visit.program.frozen.put_back(visit.own or {})
+        if not (final := kept_final(own)):
             raise BadInput(f"client {visit.cid} has no final model; it has not been adapted yet")
         return place_state(final, visit.device)
     site = Site(visit)

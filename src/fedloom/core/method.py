@@ -37,6 +37,9 @@ class Method(Term, frame=True):
     passes_on_average: ClassVar[bool] = False
     """An `aggregate` of its own returns every slice that the default one does, so that a server
     optimiser works; without this one is refused."""
+    holds_out: ClassVar[str] = ""
+    """The setting that is the share of training rows which it keeps from its training where a
+    client has no validation rows; empty: it trains with all."""
     shared: str = "*"
     """Pattern of the model keys that may leave a client."""
     weighting: Literal["samples", "uniform"] = "samples"
@@ -85,6 +88,12 @@ class Method(Term, frame=True):
         Only the program reads it: a protocol may put something else in its place.
         """
         return ()
+
+    @property
+    def pace(self) -> float:
+        """How long a step is beside the learning rate times the gradient; 1 unless a method's
+        `step` scales it."""
+        return 1.0
 
     @property
     def head_pattern(self) -> str:
@@ -172,9 +181,10 @@ class Method(Term, frame=True):
         return {METHOD: s.w}
 
     def predict(self, net: Net, state: State, x: Tensor) -> Tensor:
-        """Probabilities [n, K]; a pure function of the personal state."""
-        return net(state[METHOD], x, want=net.logits)[net.logits].softmax(-1)
+        """A prediction of the task, probabilities [n, K] or numbers [n, d]; a pure function of the
+        personal state. `net.predicted` makes one of an output."""
+        return net.predicted(net(state[METHOD], x, want=net.logits)[net.logits])
 
     def views(self, net: Net, state: State, x: Tensor) -> dict[str, Tensor]:
-        """Further probabilities to score beside `predict`, by name (one head of several)."""
+        """Further predictions to score beside `predict`, by name (one head of several)."""
         return {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,8 @@ import torch
 from torch import Size, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedloom.core.fields import Fields, not_numbers
+from fedloom.core.flat_rows import arguments, empty_rows
 from fedloom.core.rng import rng_scope
 from fedloom.core.tree import Tree
 from fedloom.errors import BadInput, UnknownName
@@ -25,6 +28,24 @@ METHOD = "model"
 """Owner of the net's own stages and of the method's: the slice they travel in."""
 
 _Slot = tuple[dict[str, Tensor | None], str, str]  # a module's dict, the leaf's name in it, the key
+
+
+@dataclass(frozen=True)
+class _KnownOutputs:
+    """Outputs of stages for one input, which no hook has changed since."""
+
+    x: Tensor
+    version: int
+    outputs: Mapping[str, Tensor]
+    fit: Callable[[Tree], bool]
+
+    def are_of(self, w: Tree, x: Tensor) -> bool:
+        """Are they those of this model and this input?"""
+        return x is self.x and x._version == self.version and self.fit(w)
+
+
+def _trains(stage: str, train: bool | Collection[str]) -> bool:
+    return train if isinstance(train, bool) else stage in train
 
 
 class Net(nn.Module):
@@ -39,6 +60,9 @@ class Net(nn.Module):
     """Shape of one input."""
     input_dtype: torch.dtype = torch.float32
     """Type of the inputs; networks that read token ids set int64."""
+    fields: Fields = ()
+    """How a flat row divides into what the first stages are called with; empty: they read the row
+    itself."""
     feature: str
     """The stage the heads read; moved by `insert`."""
     representation: str
@@ -58,6 +82,9 @@ class Net(nn.Module):
     """Stage -> the part that added it; "model" for the net's own and the method's."""
     tools: dict[str, nn.Module]
     """Modules without a stage that a part put here in `extend`."""
+    predicted: Callable[[Tensor], Tensor]
+    """From the last stage's output to a prediction: the task's, softmax unless a program has
+    another."""
     __call__: Callable[..., dict[str, Tensor]]
 
     def __init__(self, shape: tuple[int, ...], **stages: nn.Module) -> None:
@@ -68,9 +95,11 @@ class Net(nn.Module):
         self.reads, self.owner = {}, {}
         self.tools, self.initial = {}, {}
         self._adding = METHOD
+        self.predicted = _probabilities
         self._frozen: set[str] = set()
         self._bound: dict[str, Tree] = {}
         """The weights that a stage ran with last."""
+        self._known_outputs: _KnownOutputs | None = None
         previous = INPUT
         for name, module in stages.items():
             self.add(name, module, reads=previous)
@@ -116,6 +145,24 @@ class Net(nn.Module):
         """Have a stage read another one, with the module and the weights it has."""
         self.reads[self._known(name)] = self._known(reads)
         self._forget()
+        return self
+
+    def freeze(self, pattern: str) -> Net:
+        """Take tensors out of all training: they stay as they are, for every method and phase."""
+        self._frozen |= self.match(pattern) & self.params
+        self._index()
+        return self
+
+    def take_in(self, name: str) -> Net:
+        """Count the tensors as the model's that a stage's module got since it was put here."""
+        self._index()
+        added = {
+            key: _plain(slots[leaf])
+            for slots, leaf, key in self._slots_of[self._known(name)]
+            if key not in self.initial
+        }
+        known = self.initial | added
+        self.initial = {key: known[key] for key in self.keys}
         return self
 
     @contextmanager
@@ -194,6 +241,10 @@ class Net(nn.Module):
             self._matches[pattern] = frozenset(keys)
         return self._matches[pattern]
 
+    def is_parameter(self, key: str) -> bool:
+        """True of a parameter, trained or frozen; False of a buffer, as running statistics are."""
+        return key in self.params or key in self._frozen
+
     def tree(self, pattern: str = "*") -> Tree:
         """A copy of the initial values under these keys, whatever weights the net ran last."""
         self._take_over()
@@ -221,12 +272,18 @@ class Net(nn.Module):
             kinds = (v.dtype for v in self.initial.values() if v.is_floating_point())
             floating = self.input_dtype.is_floating_point
             dtype = next(kinds, self.input_dtype) if floating else self.input_dtype
-            x = torch.zeros(2, *self.shape, dtype=dtype)
+            x = empty_rows(self.fields, 2) if self.fields else torch.zeros(2, *self.shape)
+            x = x.to(dtype)
             with torch.no_grad(), rng_scope("shape"):
                 out = self(self.tree(), x, want=self._known(stage))
             self.unbind()
             self._shapes |= {name: z.shape[1:] for name, z in out.items()}
         return self._shapes[stage]
+
+    @property
+    def not_numbers(self) -> str:
+        """What keeps inputs from being averaged or made of noise; empty where nothing does."""
+        return not_numbers(self.fields) if self.input_dtype.is_floating_point else "token ids"
 
     def draws(self, stage: str) -> bool:
         """True if the stage draws at random in evaluation mode too: a layer has `draws = True`."""
@@ -266,10 +323,26 @@ class Net(nn.Module):
         outputs that are known already and are not computed again.
         """
         out = {INPUT: x, **(given or {})}
+        known = self._known_outputs
+        if known is not None and known.are_of(w, x):
+            out |= {k: z for k, z in known.outputs.items() if not _trains(k, train)}
         for name, source in self._route(want):
             if name not in out:
                 out[name] = self._run(w, name, out[source], train)
         return out
+
+    @contextmanager
+    def knowing(
+        self, x: Tensor, outputs: Mapping[str, Tensor], fit: Callable[[Tree], bool]
+    ) -> Iterator[None]:
+        """Inside, stages whose outputs for this very input are known are not run on it, unless in
+        training mode. `fit` says of a model whether the outputs are its own."""
+        before = self._known_outputs
+        self._known_outputs = _KnownOutputs(x, x._version, outputs, fit) if outputs else None
+        try:
+            yield
+        finally:
+            self._known_outputs = before
 
     def stage(self, w: Tree, name: str, z: Tensor, train: bool | Collection[str] = False) -> Tensor:
         """One stage alone, on any input (side stages, heads on generated features)."""
@@ -285,12 +358,15 @@ class Net(nn.Module):
 
     def _run(self, w: Tree, name: str, z: Tensor, train: bool | Collection[str]) -> Tensor:
         self._bind(w, name)
-        training = train if isinstance(train, bool) else name in train
-        if len(z) == 1 and name in self._batch_norm_in:
+        training = _trains(name, train)
+        if training and len(z) == 1 and name in self._batch_norm_in:
             training = False  # BatchNorm cannot normalise a single sample
         module: nn.Module = self._modules[name]  # type: ignore[assignment]
         if module.training != training:
             module.train(training)
+        if self.fields and self.reads[name] == INPUT:
+            by_position, by_name = arguments(self.fields, z)
+            return module(*by_position, **by_name)  # type: ignore[no-any-return]
         return module(z)  # type: ignore[no-any-return]
 
     def _bind(self, w: Tree, name: str) -> None:
@@ -328,6 +404,10 @@ class Net(nn.Module):
         """For copies and worker processes: the initial values, not the weights it ran last."""
         self.unbind()
         return self.__dict__.copy()
+
+
+def _probabilities(logits: Tensor) -> Tensor:
+    return logits.softmax(-1)
 
 
 def _plain(value: Tensor | None) -> Tensor:

@@ -8,16 +8,20 @@ from dataclasses import replace
 
 import torch
 
+from fedloom.core.aggregation import MEAN, Aggregation
+from fedloom.core.frozen import FROZEN, Frozen, frozen_keys
 from fedloom.core.hook_errors import naming_hooks
+from fedloom.core.hostile import Hostile
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import OPTIMIZER
+from fedloom.core.outputs import FrozenOutputs
 from fedloom.core.phase import Phase, tuning
 from fedloom.core.rng import generator, rng_scope
 from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.settings import SERVER_KEYS
-from fedloom.core.task import Classification, Task
+from fedloom.core.task import WHAT, Classification, Task
 from fedloom.core.term import Term
 from fedloom.errors import BadInput
 
@@ -32,6 +36,14 @@ class Program:
 
     adapt: tuple[Phase, ...]
     """Fine-tuning before a test: the method's, or what the protocol puts in its place."""
+    frozen: Frozen
+    """What nobody trains. Where clients have unlike networks, each keeps all of its own."""
+    outputs: FrozenOutputs
+    """Of the first stages, where nobody trains them."""
+    aggregation: Aggregation
+    """What the server makes of the uploads: the mean, or a rule that bears hostile ones."""
+    hostile_clients: frozenset[int]
+    """Ids of clients that work against the run, to see what it bears."""
 
     def __init__(
         self,
@@ -43,13 +55,18 @@ class Program:
         *,
         head_epochs: int = 0,
         newcomer_epochs: int | None = None,
+        aggregation: Aggregation = MEAN,
+        hostile: Hostile | None = None,
     ) -> None:
+        self.aggregation, self._hostile = aggregation, hostile
+        self.hostile_clients = hostile.members(clients, seed) if hostile else frozenset[int]()
         self.method, self.clients, self.seed = method, clients, seed
-        self.head_epochs, self.newcomer_epochs = head_epochs, newcomer_epochs
         self.task: Task = task or Classification()
         check_composition(method)
+        check_task(method, self.task)
         self.nets = [copy.deepcopy(n) for n in ([nets] if isinstance(nets, Net) else nets)]
         for net in self.nets:
+            net.predicted = self.task.predict
             for part in method.parts:
                 owner = METHOD if part is method else part.name
                 with (
@@ -62,7 +79,36 @@ class Program:
         with naming_hooks("before the run"):
             self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()
-        self.adapt = self._head_tuning() if head_epochs else method.adapt
+        self._prepare_tests(head_epochs, newcomer_epochs)
+        keys = frozenset[str]()
+        if len(self.nets) == 1:
+            keys = frozen_keys(self.nets[0], (*method.phases, *self.adapt))
+        self.frozen = Frozen(self.nets[0], keys)
+        self.outputs = FrozenOutputs(self.nets[0], self.frozen)
+
+    def tested_after(self, head_epochs: int, newcomer_epochs: int | None) -> Program:
+        """The same training with another preparation for tests."""
+        other = copy.copy(self)
+        other._prepare_tests(head_epochs, newcomer_epochs)
+        return other
+
+    def joined_after(self, epochs: int, lr: float | None = None) -> Program:
+        """The same for a newcomer who trains so many epochs, at another learning rate if one is
+        given. It remembers no outputs: the newcomer's rows are none of the run's."""
+        other = copy.copy(self)
+        if lr is not None:
+            other.method = replace(self.method, opt=replace(self.method.opt, lr=lr))
+        other._prepare_tests(self.head_epochs, epochs)
+        other.outputs = FrozenOutputs(self.nets[0], self.frozen, self.outputs.budget)
+        return other
+
+    def _prepare_tests(self, head_epochs: int, newcomer_epochs: int | None) -> None:
+        self.head_epochs, self.newcomer_epochs = head_epochs, newcomer_epochs
+        self.adapt = self._head_tuning() if head_epochs else self.method.adapt
+
+    def hostile_at(self, cid: int) -> Hostile | None:
+        """What the client does against the run, if anything."""
+        return self._hostile if cid in self.hostile_clients else None
 
     def net(self, cid: int) -> Net:
         """The client's network."""
@@ -164,11 +210,22 @@ def _check_pattern(what: str, pattern: str, net: Net) -> None:
             raise BadInput(f"{what}: {word!r} matches no tensor; the stages are {stages}")
 
 
+def check_task(method: Method, task: Task) -> None:
+    """Every part finds in the task what it needs."""
+    for part in method.parts:
+        for need in part.needs:
+            if need not in task.provides:
+                raise BadInput(
+                    f"{part.name} needs {WHAT[need]}, and the task {str(task)!r} has none; choose"
+                    " another method, or another task"
+                )
+
+
 def check_composition(method: Method) -> None:
     """Names are unique, no part refuses another, and a server optimiser would do something."""
     names = [p.name for p in method.parts]
     for name in names:
-        if name in (METHOD, OPTIMIZER):
+        if name in (METHOD, OPTIMIZER, FROZEN):
             raise BadInput(f"no part can be called {name!r}, which names a slice; rename it")
         if names.count(name) > 1:
             raise BadInput(f"{name!r} appears twice in the sum; use it once")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from fedloom.core.score import Moment
 from fedloom.errors import BadInput, UnknownName, suggestion
-from fedloom.expression import Call, parse_one
+from fedloom.expression import parse_one, written
 
 if TYPE_CHECKING:  # a run's configuration reads protocols, and must not import torch
     from fedloom.core.program import Program
@@ -45,6 +45,8 @@ class Protocol:
         "last", "best_val", "best_test", "best_test_per_client", "mean_of_five_best_test"
     ] = "last"
     """Which round is the result; choices that look at test rows say so in their name."""
+    metric: str | None = None
+    """The metric that is the result, and by which `select` chooses; none: the task's."""
     average: Literal["uniform", "samples"] = "uniform"
     """Clients alike, or by their number of rows."""
     also: tuple[Moment, ...] = ("received", "trained")
@@ -65,6 +67,8 @@ class Protocol:
             raise BadInput(
                 f"protocol: full_last_round = {self.full_last_round!r} is neither true nor false"
             )
+        if self.metric is not None and not isinstance(self.metric, str):
+            raise BadInput(f"protocol: metric = {self.metric!r} is no name of a metric")
         for name, least in _LEAST_EPOCHS.items():
             _check_epochs(name, getattr(self, name), least)
         if self.on == "shared" and self.split != "test":
@@ -76,22 +80,19 @@ class Protocol:
 
     def __str__(self) -> str:
         """The expression that reads back to the same protocol."""
-        differing = {
-            field.name: value
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
-        }
-        return str(Call("fedloom", (), differing))
+        return written(self, "fedloom")
 
     def settled(self, program: Program, shared_tests: bool) -> Protocol:
         """The same in terms of one method and its data: *if_any*, *final* and *personalized*
-        become what they stand for there; what the method cannot answer is refused."""
+        become what they stand for there, and so does the metric; what the method cannot answer is
+        refused."""
         model = self._settled_model(program)
         on = self.on
         if on == "shared_if_any":
             on = "shared" if shared_tests and self.clients != "new" else "clients"
         moment = self._settled_moment(program, model)
-        return replace(self, model=model, on=on, moment=moment)
+        metric = self.metric or program.task.primary
+        return replace(self, model=model, on=on, moment=moment, metric=metric)
 
     def _settled_model(self, program: Program) -> Literal["personal", "global"]:
         if self.model == "personal":

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.aggregation import Accumulator
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
-from fedloom.core.tree import State, Tree, WeightedSum, clone, select
+from fedloom.core.tree import State, Tree, clone, select
 from fedloom.errors import LeakError
 
 
@@ -54,7 +56,7 @@ class Round:
         self.shared = program.shared(0)
         self.ups, self.notes = {}, {}
         self.cohort = sorted(cohort)
-        self._sums: dict[str, WeightedSum] = {}
+        self._folded: dict[str, Accumulator] = {}
         self._waiting: dict[int, Up | None] = {}
         self._order = iter(self.cohort)
         self._next = next(self._order, None)
@@ -68,12 +70,13 @@ class Round:
         return self.plan.gen(-1, purpose)
 
     def mean(self, name: str) -> Tree:
-        """The weighted mean of a slice over the cohort; weights are the part's `weight`."""
-        return self._sums[name].mean() if name in self._sums else {}
+        """The weighted mean of a slice over the cohort, or what the run's `aggregation` has in its
+        place; weights are the part's `weight`."""
+        return self._folded[name].mean() if name in self._folded else {}
 
     def sum(self, name: str) -> Tree:
         """The weighted sum of a slice over the cohort."""
-        return self._sums[name].sum() if name in self._sums else {}
+        return self._folded[name].sum() if name in self._folded else {}
 
     def stack(self, name: str, key: str) -> Tensor:
         """One tensor of every upload, [m, ...] in id order; needs `gathers` or `gathers_model`."""
@@ -85,6 +88,8 @@ class Round:
 
     def add(self, cid: int, up: Up | None) -> None:
         """Take one client's upload; None: the client did not answer."""
+        if up is not None:
+            up = replace(up, state=self.program.frozen.put_back(up.state))
         self._waiting[cid] = up
         while self._next is not None and self._next in self._waiting:
             self._fold(self._next, self._waiting.pop(self._next))
@@ -101,16 +106,23 @@ class Round:
             beside_the_model = name == self.method.name  # the method's second slice
             with naming_hooks(f"on the server for client {cid}, {self.plan}"):
                 weight = 1.0 if beside_the_model else self._part_of[name].weight(self, cid, up)
-            self._sums.setdefault(name, WeightedSum()).fold(tree, weight)
+            if name not in self._folded:
+                reference = self.server.get(name, {})
+                self._folded[name] = self.program.aggregation.accumulator(reference)
+            self._folded[name].fold(tree, weight)
 
 
-def send(r: Round, cid: int) -> Down:
-    """What one client receives: every part's contribution."""
+def send(r: Round, cid: int, own: State | None = None) -> Down:
+    """What one client receives: every part's contribution.
+
+    `own` is what the client keeps, or a receipt for it. Only one that is new, without any, is sent
+    what nobody trains.
+    """
     state: State = {}
     with naming_hooks(f"on the server for client {cid}, {r.plan}"):
         for part in r.method.parts:
             state |= part.send(r, cid)
-    return Down(r.plan, state)
+    return Down(r.plan, state if own is None else r.program.frozen.left_out(state))
 
 
 def initial_server(program: Program) -> State:

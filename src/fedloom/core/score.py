@@ -22,6 +22,6 @@ class ClientScore:
     rows: int
     """How many rows were scored."""
     metrics: Mapping[str, float]
-    """By name; `accuracy` is always among them."""
+    """By name; the task's own are always among them."""
     model: str = PERSONAL
     """`personal`, `global`, or the name of a single head that the method shows (`views`)."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -16,6 +17,7 @@ from fedloom.core.message import Down, Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import OPTIMIZER, Optimizer, make_optimizer
+from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
@@ -25,10 +27,6 @@ from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
 from fedloom.errors import BadInput, TrainingError
 
-SCAN_ROWS = 512
-"""Rows per forward pass when no gradient is needed."""
-FIXED_NUMBERS = 2**24
-"""How many outputs of frozen stages a client holds at most (64 MB)."""
 GATHERED_NUMBERS = 2**22
 """How many inputs are fetched at a time (16 MB)."""
 CPU = torch.device("cpu")
@@ -145,8 +143,9 @@ class Site:
         self.opt = self.method.opt
         self.net = self.program.net(self.cid)
         self.shared = self.program.shared(self.cid)
-        self.down = place_state(visit.down.state, self.device)
-        self.own = clone_state(place_state(visit.own or {}, self.device))
+        put_back = self.program.frozen.put_back
+        self.down = place_state(put_back(visit.down.state), self.device)
+        self.own = clone_state(place_state(put_back(visit.own or {}), self.device))
         self.memo, self.travel = {}, {}
         self.steps, self.mean_loss = 0, None
         self.terms = () if self.plan.kind == "special" else self.method.terms
@@ -174,7 +173,12 @@ class Site:
 
     @property
     def counts(self) -> Tensor:
-        """Class counts [K] of the local training set."""
+        """Class counts [K] of the local training set; where rows have classes."""
+        if self.task.targets != "classes":
+            raise BadInput(
+                f"{self.method.name} counts the rows of every class, and with the task"
+                f" {str(self.task)!r} rows have none; its author adds needs = ('classes',)"
+            )
         counts = torch.bincount(self.data.train.y, minlength=self.data.classes)
         return counts.float().to(self.device)
 
@@ -241,14 +245,24 @@ class Site:
         if self._scanned is not None and self._scanned[0].same(key):
             return dict(self._scanned[1])
         parts: dict[str, list[Tensor]] = {stage: [] for stage in stages}
+        known = self.program.outputs.over(split, self.device)
         for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
-            out = self.net(w, place(split.x(rows), self.device), want=stages[-1])
+            x = place(split.x(rows), self.device)
+            with self._knowing(x, known, rows):
+                out = self.net(w, x, want=stages[-1])
             for stage in stages:
                 parts[stage].append(out[stage])
         outputs = {stage: torch.cat(chunks) for stage, chunks in parts.items()}
         random = any(map(self.net.draws, path))
         self._scanned = None if random else (key, outputs)
         return dict(outputs)
+
+    def _knowing(
+        self, x: Tensor, known: Mapping[str, Tensor], rows: Tensor
+    ) -> AbstractContextManager[None]:
+        """For these rows, what stages give that nobody trains."""
+        outputs = {stage: z[rows.to(self.device)] for stage, z in known.items()}
+        return self.net.knowing(x, outputs, self.program.frozen.are_in)
 
     # ------------------------------------------------------------------ the loop
 
@@ -351,12 +365,14 @@ class Site:
     def _train(self, schedule: Schedule, tag: tuple[Hashable, ...], plain: bool) -> None:
         loop = self._running
         order, augment = self.gen(("batches", *tag)), self.gen(("augment", *tag))
+        known = self._known_outputs()
         for batches in schedule.epochs(len(self.data.train), order):
             for b in self._gathered(batches, augment):
-                if plain:
-                    self.apply(self.grad(b))
-                else:
-                    self.method.step(b, self)
+                with self._knowing(b.x, known, b.idx):
+                    if plain:
+                        self.apply(self.grad(b))
+                    else:
+                        self.method.step(b, self)
                 self.steps += 1
             loop.epoch += 1
             if not torch.isfinite(loop.loss_sum):
@@ -383,6 +399,14 @@ class Site:
     def _numbers(self, batch: Tensor) -> int:
         """How many numbers the inputs of a batch hold."""
         return len(batch) * math.prod(self.net.shape)
+
+    def _known_outputs(self) -> Mapping[str, Tensor]:
+        """Of stages that nobody trains, for all training rows; nothing is known of rows that are
+        augmented, or changed by a part."""
+        train = self.data.train
+        if train.augmented or self._running.inputs:
+            return {}
+        return self.program.outputs.over(train, self.device)
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """A frozen body is run once over the data and not at every step.

@@ -12,7 +12,14 @@ from types import TracebackType
 from typing import Literal
 
 Activity = Literal[
-    "local training", "data", "evaluation", "aggregation", "transfer", "saving", "waiting"
+    "local training",
+    "data",
+    "evaluation",
+    "aggregation",
+    "transfer",
+    "digests",
+    "saving",
+    "waiting",
 ]
 Seconds = dict[str, float]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from torch import Tensor
 
 from fedloom.core.hooks import check_part
+from fedloom.core.revelations import check_declared
+from fedloom.core.task import WHAT, Need
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Tunable
+from fedloom.errors import BadInput, suggestion
 
 if TYPE_CHECKING:
     from fedloom.core.message import Up
@@ -24,11 +29,12 @@ class Batch:
     x: Tensor
     """The network's input, [n, ...]; `inputs` may change it."""
     y: Tensor
-    """Hard labels, [n]; never changed."""
+    """The rows' targets, never changed: classes [n], labels [n, K] or numbers [n, d]."""
     idx: Tensor
     """Which rows of the local training set these are, [n]."""
     target: Tensor
-    """What the loss is computed with: `y`, or soft labels [n, K] that `inputs` put here."""
+    """What the loss is computed with: `y`, or mixtures of it that `inputs` put here, of classes as
+    soft labels [n, K]."""
     out: dict[str, Tensor] = field(default_factory=dict)
     """Every stage's output in the forward pass, by name; empty in `inputs`."""
 
@@ -64,10 +70,18 @@ class Term:
     keeps_what_it_sent: ClassVar[str] = ""
     """Why its slice at a client may hold the very values that were sent; empty: it may not, and
     `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""
+    reveals: ClassVar[tuple[str, ...] | None] = None
+    """What it sends of a site's rows beside the trained model, in the words of
+    `fedloom.core.revelations`; () for nothing. None: nobody says, and sites refuse it."""
     refuses: ClassVar[tuple[str, ...]] = ()
     """Names of parts it cannot be combined with."""
     requires: ClassVar[str] = ""
     """Pattern of model keys that must be shared."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it needs of the task beside a loss and a prediction: `classes` where it looks at the
+    class of a row, `plain_loss` where its loss is its own. Refused with a task that lacks it."""
+    tunable: ClassVar[Tunable] = MappingProxyType({})
+    """Hyper-parameters that `fedloom tune` searches, with their ranges: {"mu": Log(1e-3, 10)}."""
 
     def __init_subclass__(cls, frame: bool = False) -> None:
         super().__init_subclass__()
@@ -76,6 +90,13 @@ class Term:
             if cls.name == Term.name:
                 cls.name = cls.__name__.lower()
             check_part(cls, cls._frames())
+            if isinstance(declared := vars(cls).get("reveals"), tuple):
+                check_declared(cls.name, declared)
+            for need in cls.needs:
+                if need not in WHAT:
+                    raise BadInput(
+                        f"{cls.name}: needs = {need!r} is unknown{suggestion(need, WHAT)}"
+                    )
 
     @classmethod
     def _frames(cls) -> list[type]:

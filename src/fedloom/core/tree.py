@@ -77,6 +77,8 @@ class WeightedSum:
 
     def __init__(self) -> None:
         self.weight = 0.0
+        self._alike: Tree = {}
+        """Of tensors that were the same object in every tree so far; their sum is a product."""
         self._sum: Tree = {}
         self._dtype: dict[str, torch.dtype] = {}
 
@@ -84,20 +86,30 @@ class WeightedSum:
         """Add one tree with its weight."""
         if not self._dtype:
             self._dtype = {k: v.dtype for k, v in tree.items()}
-            self._sum = {k: v.detach().double() * weight for k, v in tree.items()}
+            self._alike = dict(tree)
         else:
-            for k, total in self._sum.items():
-                total.add_(tree[k].detach().double(), alpha=weight)
+            for k in self._dtype:
+                if k in self._alike:
+                    if tree[k] is self._alike[k]:
+                        continue
+                    self._sum[k] = self._alike.pop(k).detach().double() * self.weight
+                self._sum[k].add_(tree[k].detach().double(), alpha=weight)
         self.weight += weight
 
     def sum(self) -> Tree:
         """The weighted sum."""
-        return {k: _cast(v, self._dtype[k]) for k, v in self._sum.items()}
+        return {k: cast_back(self._total(k), kind) for k, kind in self._dtype.items()}
 
     def mean(self) -> Tree:
         """The weighted sum over the sum of weights."""
-        return {k: _cast(v / self.weight, self._dtype[k]) for k, v in self._sum.items()}
+        return {k: cast_back(self._total(k) / self.weight, kind) for k, kind in self._dtype.items()}
+
+    def _total(self, key: str) -> Tensor:
+        if key in self._alike:
+            return self._alike[key].detach().double() * self.weight
+        return self._sum[key]
 
 
-def _cast(value: Tensor, dtype: torch.dtype) -> Tensor:
+def cast_back(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mean in float64 as a tensor of its own type; integers are rounded."""
     return value.to(dtype) if dtype.is_floating_point else value.round().to(dtype)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+from safetensors import SafetensorError
 from safetensors import torch as safetensors
 
 from fedloom.core.tree import State, plain
+from fedloom.files import parse_json
 
 
 def pack(state: State) -> bytes:
@@ -26,13 +28,18 @@ def pack(state: State) -> bytes:
 
 
 def unpack(data: bytes) -> State:
-    """The state that `pack` wrote, bit for bit."""
-    tensors = safetensors.load(data)
-    header_bytes = int.from_bytes(data[:8], "little")
-    layout = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"]["layout"])
-    # Cloned: tensors cut from a buffer are not aligned as torch aligns its own, and kernels may
-    # round differently on unaligned memory, so that resumed would not equal straight.
-    return {name: {key: tensors[_flat(name, key)].clone() for key in keys} for name, keys in layout}
+    """The state that `pack` wrote, bit for bit; other bytes are a ValueError."""
+    try:
+        tensors = safetensors.load(data)
+        header_bytes = int.from_bytes(data[:8], "little")
+        layout = parse_json(parse_json(data[8 : 8 + header_bytes])["__metadata__"]["layout"])
+        # Cloned: tensors cut from a buffer are not aligned as torch aligns its own, and kernels may
+        # round differently on unaligned memory, so that resumed would not equal straight.
+        return {
+            name: {key: tensors[_flat(name, key)].clone() for key in keys} for name, keys in layout
+        }
+    except (SafetensorError, LookupError, TypeError, AttributeError, ValueError) as e:
+        raise ValueError(f"these bytes are no packed state ({type(e).__name__}: {e})") from None
 
 
 def _flat(name: str, key: str) -> str:

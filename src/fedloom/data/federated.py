@@ -13,14 +13,18 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.data import ClientData
+from fedloom.core.fields import Fields
+from fedloom.core.flat_rows import without_padding
+from fedloom.data import several_inputs
+from fedloom.data.arrays import as_array
 from fedloom.data.augment import Augmentation, augmentation
 from fedloom.data.load import load
-from fedloom.data.normalization import AS_IS, HALF, Normalize, Scaling
+from fedloom.data.normalization import AS_IS, HALF, Normalize, Scaling, per_number
 from fedloom.data.partition.assignment import ClientRows, Partition, SplitName
 from fedloom.data.partition.draw import Ints
 from fedloom.data.partition.registry import partitioner
 from fedloom.data.shift import apply
-from fedloom.data.source import Kind, Source, as_array
+from fedloom.data.source import Kind, Source, Targets
 from fedloom.data.split import Dealer, Divided, splits
 from fedloom.errors import BadInput, PartitionError
 from fedloom.expression import parse_one
@@ -67,11 +71,14 @@ class FederatedData:
         seed: int = 0,
         augment: str | None = None,
         name: str = "clients",
-        kind: Kind | None = None,
+        kind: several_inputs.Kinds = None,
         class_names: Sequence[str] | None = None,
         normalize: Normalize | None = None,
+        targets: Targets | None = None,
+        longest: several_inputs.Longest = None,
     ) -> FederatedData:
-        """One `(x, y)` per client: sites that bring their own arrays, in a list or by name."""
+        """One `(x, y)` per client: sites that bring their own arrays, in a list or by name; `x` may
+        be several inputs, or rows of unlike length (`Source.from_arrays`)."""
         if isinstance(clients, Mapping):
             user_names, pairs = tuple(map(str, clients)), list(clients.values())
         else:
@@ -79,24 +86,21 @@ class FederatedData:
         if not pairs:
             raise BadInput("from_clients needs at least one client")
         titles = [f"client {name}" for name in user_names or range(len(pairs))]
-        sites = [_own_arrays(pair, who) for pair, who in zip(pairs, titles, strict=True)]
-        shape = sites[0][0].shape[1:]
-        for who, (x, y) in zip(titles, sites, strict=True):
-            if not len(x):
-                raise PartitionError(f"{who} has no rows; leave it out")
-            if len(x) != len(y) or x.shape[1:] != shape:
-                raise BadInput(
-                    f"{who} has inputs {x.shape} and {len(y)} labels; inputs of all clients "
-                    f"must be shaped like the first one's, {shape}, one label each"
-                )
+        sites = [_own_pair(pair, who) for pair, who in zip(pairs, titles, strict=True)]
+        if longest is not None or any(several_inputs.several(x, len(y)) for x, y in sites):
+            x = _joined_inputs(sites, titles)
+        else:
+            x = _joined_arrays(sites, titles)
         source = Source.from_arrays(
-            np.concatenate([x for x, _ in sites]),
+            x,
             np.concatenate([y for _, y in sites]),
             name=name,
             kind=kind,
             class_names=class_names,
-            user=np.repeat(np.arange(len(sites)), [len(x) for x, _ in sites]),
+            user=np.repeat(np.arange(len(sites)), [len(y) for _, y in sites]),
             normalize=normalize,
+            targets=targets,
+            longest=longest,
         )
         named = replace(source, user_names=user_names)
         return federate(named, "by_user", len(sites), seed, split, augment=augment)
@@ -116,8 +120,13 @@ class FederatedData:
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, of labels, or of numbers to predict."""
         return self.source.classes
+
+    @property
+    def targets(self) -> Targets:
+        """What a row's target is: classes, labels or numbers."""
+        return self.source.targets
 
     @property
     def kind(self) -> Kind:
@@ -129,13 +138,22 @@ class FederatedData:
         """Number of token ids of text; 0 otherwise."""
         return self.source.vocabulary
 
+    @property
+    def fields(self) -> Fields:
+        """The inputs that a row divides into, where there are several or rows are of unlike
+        length."""
+        return self.source.fields
+
     def client(self, cid: int) -> ClientData:
         """One client's splits; inputs are read only when a batch needs them."""
         if not 0 <= cid < len(self):
             raise BadInput(f"there is no client {cid}; ids go from 0 to {len(self) - 1}")
         rows, maps = self.partition.clients[cid], self.partition.label_maps
         label_map, inputs = None if maps is None else maps[cid], self._inputs_of(cid)
-        train, val, test = (self._split(r, label_map, inputs) if len(r) else None for r in rows)
+        train, val, test = (
+            self._split(r, label_map, inputs, (cid, of)) if len(r) else None
+            for r, of in zip(rows, ("train", "val", "test"), strict=True)
+        )
         assert train is not None  # the constructor refuses clients without training rows
         return ClientData(train, val, test, self.classes)
 
@@ -147,7 +165,10 @@ class FederatedData:
     def shared_tests(self) -> Mapping[str, Rows]:
         """Test sets that belong to no client, by name."""
         shared = self.partition.shared
-        return {name: self._split(rows, None, self._inputs) for name, rows in shared.items()}
+        return {
+            name: self._split(rows, None, self._inputs, ("shared", name))
+            for name, rows in shared.items()
+        }
 
     def scaling(self, cid: int | None = None) -> Scaling:
         """The mean and deviation that a client's inputs are normalised by, in all of its splits;
@@ -163,12 +184,36 @@ class FederatedData:
             return self._common_scaling
         if cid not in self._site_scalings:
             train = self.partition.clients[cid].train
-            self._site_scalings[cid] = Scaling.over(self.source.x, train)
+            self._site_scalings[cid] = Scaling.over(self.source.x, train, self.fields)
         return self._site_scalings[cid]
 
     def counts(self, split: SplitName | None = None) -> Ints:
-        """Samples of each client and class, of one split or of all. [N, K]"""
+        """Samples of each client and class, of one split or of all, [N, K], in the order of
+        `counted`: of labels the rows that have each, of numbers all rows, [N, 1]."""
+        if self.targets != "classes":
+            y = np.asarray(self.source.y)
+            each = y.astype(np.int64) if self.targets == "labels" else np.ones((len(y), 1), int)
+            rows_of = [
+                c.all if split is None else getattr(c, split) for c in self.partition.clients
+            ]
+            return np.stack([each[rows].sum(axis=0) for rows in rows_of])
         return self.partition.counts(np.asarray(self.source.y), self.classes, split)
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The names of what `counts` counts."""
+        return ("rows",) if self.targets == "numbers" else self.source.class_names
+
+    def training_targets(self) -> Tensor:
+        """The targets of all clients' training rows, in the order of clients."""
+        trains = [client.train for client in self.partition.clients]
+        return torch.from_numpy(np.asarray(self.source.y)[np.concatenate(trains)])
+
+    def scaled_as(self, federation: FederatedData) -> FederatedData:
+        """The same rows, normalised by what the clients of another federation have in common; with
+        `site` still each client by its own."""
+        common = federation._common_scaling if self.source.normalize == "channel" else None
+        return _rebuild(self.source, self.partition, self.augment, common)
 
     def shared(self) -> FederatedData:
         """The same with its arrays in memory-mapped files: cheap to send to other processes."""
@@ -190,7 +235,7 @@ class FederatedData:
     @cached_property
     def _common_scaling(self) -> Scaling:
         trains = [client.train for client in self.partition.clients]
-        return Scaling.over(self.source.x, np.unique(np.concatenate(trains)))
+        return Scaling.over(self.source.x, np.unique(np.concatenate(trains)), self.fields)
 
     @cached_property
     def _site_scalings(self) -> dict[int, Scaling]:
@@ -212,10 +257,12 @@ class FederatedData:
         """As they are: with `site` no client needs what all training rows have in common."""
         return Inputs.of(self.source, AS_IS, self.augment)
 
-    def _split(self, rows: Ints, label_map: Ints | None, inputs: Inputs) -> Rows:
+    def _split(
+        self, rows: Ints, label_map: Ints | None, inputs: Inputs, name: tuple[int | str, str]
+    ) -> Rows:
         y = np.asarray(self.source.y)[rows]
         labels = y if label_map is None else label_map[y]
-        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), inputs)
+        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), inputs, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -226,6 +273,7 @@ class Inputs:
     scale: Tensor | float
     offset: Tensor | float
     augment: Augmentation | None
+    fields: Fields = ()
 
     @classmethod
     def of(cls, source: Source, scaling: Scaling, augment: str | None) -> Inputs:
@@ -235,11 +283,14 @@ class Inputs:
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             x = torch.from_numpy(source.x)
         steps = None if augment is None else augmentation(augment)
-        return cls(x, 1.0, 0.0, steps).scaled(scaling)
+        return cls(x, 1.0, 0.0, steps, source.fields).scaled(scaling)
 
     def scaled(self, scaling: Scaling) -> Inputs:
         """The same rows, which are not copied, normalised by this mean and deviation: in one go,
         as `x * scale + offset`."""
+        if self.fields:
+            scale, offset = map(torch.from_numpy, per_number(scaling, self.fields))
+            return replace(self, scale=scale, offset=offset)
         per_channel = (-1, *[1] * (self.x.ndim - 2))
         std = torch.tensor(scaling.std).view(per_channel)
         unit = 255.0 if self.x.dtype == torch.uint8 else 1.0
@@ -254,16 +305,19 @@ class Inputs:
             return x.long()
         if gen is not None and self.augment is not None:
             x = self.augment(x, gen)
-        return torch.mul(x, self.scale).add_(self.offset)
+        inputs = torch.mul(x, self.scale).add_(self.offset)
+        return without_padding(self.fields, inputs) if self.fields else inputs
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Some rows of a source, as the core's `Split`: labels in memory, inputs gathered per batch."""
 
-    y: Tensor  # int64 [n]
+    y: Tensor
     _rows: Tensor = field(repr=False)
     _inputs: Inputs = field(repr=False)
+    name: tuple[int | str, str]
+    """Client and split: the same rows have it whenever they are asked for."""
 
     def __len__(self) -> int:
         return len(self.y)
@@ -288,13 +342,41 @@ def _rebuild(
     return data
 
 
-def _own_arrays(pair: Any, who: str) -> tuple[np.ndarray, np.ndarray]:
+def _own_pair(pair: Any, who: str) -> tuple[Any, np.ndarray]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise BadInput(f"{who} is {type(pair).__name__}, not a pair (x, y)")
-    x, y = as_array(pair[0], "x", who), as_array(pair[1], "y", who)
-    if not x.ndim or not y.ndim:
+    y = as_array(pair[1], f"data {who!r}: y")
+    if not y.ndim:
         raise BadInput(f"{who} has a single number for its inputs or labels; give one per row")
-    return x, y
+    return pair[0], y
+
+
+def _joined_arrays(sites: Sequence[tuple[Any, np.ndarray]], titles: Sequence[str]) -> np.ndarray:
+    """The inputs of all clients, one array each."""
+    arrays = []
+    for who, (inputs, y) in zip(titles, sites, strict=True):
+        x = as_array(inputs, f"data {who!r}: x")
+        if not x.ndim:
+            raise BadInput(f"{who} has a single number for its inputs or labels; give one per row")
+        arrays.append(x)
+        shape = arrays[0].shape[1:]
+        if not len(x):
+            raise PartitionError(f"{who} has no rows; leave it out")
+        if len(x) != len(y) or x.shape[1:] != shape:
+            raise BadInput(
+                f"{who} has inputs {x.shape} and {len(y)} labels; inputs of all clients "
+                f"must be shaped like the first one's, {shape}, one label each"
+            )
+    return np.concatenate(arrays)
+
+
+def _joined_inputs(sites: Sequence[tuple[Any, np.ndarray]], titles: Sequence[str]) -> Any:
+    """The same of several inputs, or of rows of unlike length."""
+    for who, (inputs, y) in zip(titles, sites, strict=True):
+        if not len(y):
+            raise PartitionError(f"{who} has no rows; leave it out")
+        several_inputs.check_rows(inputs, len(y), who)
+    return several_inputs.joined(sites)
 
 
 def divide(

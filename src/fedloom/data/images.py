@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from math import prod
@@ -31,11 +31,12 @@ _ORIENTATION = 0x0112  # the EXIF tag
 
 def picture_files(folder: Path) -> list[Path]:
     """Every image file below a folder, sorted; hidden files are left out."""
-    return sorted(
-        f
-        for f in folder.rglob("*")
-        if f.suffix.lower() in _SUFFIXES and not f.name.startswith(".") and f.is_file()
-    )
+    return sorted(f for f in folder.rglob("*") if is_picture(f))
+
+
+def is_picture(file: Path) -> bool:
+    """Whether a path is an image file by its name, and not hidden."""
+    return file.suffix.lower() in _SUFFIXES and not file.name.startswith(".") and file.is_file()
 
 
 def read_images(folder: Path, scratch: Path, options: Options, name: str | None = None) -> Source:
@@ -64,6 +65,12 @@ def read_images(folder: Path, scratch: Path, options: Options, name: str | None 
     )
 
 
+def check_picture(picture: Picture, row: int = 0) -> None:
+    """An error for what cannot be decoded."""
+    with _open(picture, row) as image:
+        _pixels(image, picture, row, _Frame("RGB", image.size, True))
+
+
 def decode(
     pictures: Callable[[], Iterable[Picture]], n: int, size: int | None, scratch: Path
 ) -> np.ndarray:
@@ -84,6 +91,21 @@ def decode(
         if wider is None:
             return x
         frame = wider
+
+
+def pictures_as(files: Sequence[Path], shape: tuple[int, ...]) -> np.ndarray:
+    """Image files as uint8 `[n, C, H, W]` of just this shape: resized, grey or in colour."""
+    channels, height, width = shape
+    if channels not in (1, 3):
+        raise BadInput(
+            f"images have 1 or 3 channels, and here {channels} are wanted; give an array"
+        )
+    frame = _Frame("L" if channels == 1 else "RGB", (width, height), True)
+    x = np.empty((len(files), *shape), np.uint8)
+    for row, file in enumerate(files):
+        with _open(file, row) as image:
+            x[row] = _pixels(image, file, row, frame)
+    return x
 
 
 def _check_disk(shape: tuple[int, ...], scratch: Path) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedloom.core.fields import Fields
 from fedloom.data import cache, hub, local, tables
 from fedloom.data.known import EMBEDDED, known_name
+from fedloom.data.named_images import named_images
 from fedloom.data.normalization import Normalize
 from fedloom.data.options import Columns, Options
 from fedloom.data.registry import register_data, registered
 from fedloom.data.roles import source_of
-from fedloom.data.source import Source, cached
+from fedloom.data.several_inputs import Longest
+from fedloom.data.source import Source, Targets, cached
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput, UnknownName
 
@@ -43,14 +47,17 @@ def load(
     class_names: Sequence[str] | None = None,
     vocabulary: int = VOCABULARY,
     positions: int = POSITIONS,
+    targets: Targets | None = None,
+    longest: Longest = None,
+    fields: Fields = (),
 ) -> Source:
     """The source of a known data set, a path or an object; files are decoded once, then
     memory-mapped.
 
     Args:
         data: a name (`names()`), an `.npz`, CSV or parquet file, a folder of images or of parquet
-            files, a `pandas.DataFrame`, a `datasets.Dataset` or `DatasetDict`, a pair `(x, y)`, or
-            a source.
+            files, a `pandas.DataFrame`, a `datasets.Dataset` or `DatasetDict`, a pair `(x, y)`
+            whose x may be several inputs or rows of unlike length, or a source.
         normalize: `half` (mean and deviation 0.5), `channel` (those of all clients' training
             rows), `site` (each client by its own) or `none`; see `Source.normalized` for the
             default. A source keeps its own.
@@ -60,9 +67,14 @@ def load(
         classes: keep only these classes, by name or number, numbered in this order.
         label, client, domain: columns of a table that say of each row its class, who holds it and
             where it comes from; by default `label`, `target` or `y`; `user` or `client`; `domain`.
+            Several columns, `"age, dose"`, are the labels or numbers of a row.
         inputs: columns that are the input, `"age, dose"` or a list; by default all others.
         class_names: all classes of one's own data, where the labels at hand may lack some.
         vocabulary, positions: number of token ids and length of a text.
+        targets: `classes`, `labels` (0 or 1 for each of several) or `numbers`; by default what the
+            values look like (`Source.from_arrays`).
+        longest: positions of a row at most, where rows are of unlike length; longer ones are cut.
+        fields: the inputs of other data, which these rows must be like.
 
     >>> source = load("digits")
     >>> len(source), source.shape, source.classes
@@ -77,6 +89,9 @@ def load(
         columns=Columns.named(label, client, domain, inputs),
         vocabulary=vocabulary,
         positions=positions,
+        targets=targets,
+        longest=longest,
+        fields=fields,
     )
     if isinstance(data, Source):
         options.columns.refuse_for(f"the source {data.name!r}")
@@ -92,16 +107,26 @@ def names() -> list[str]:
     return sorted([EMBEDDED, *hub.KNOWN, *register_data])
 
 
+def path_of(data: Any) -> Path | None:
+    """The file or folder that `load` reads; None where it is a known name, or no text at all."""
+    if not isinstance(data, str | Path) or known_name(str(data), Options()) is not None:
+        return None
+    return _existing(data)
+
+
 def digits() -> Source:
     """Scikit-learn's 1,797 handwritten digits, which need no download.
 
     Their values 0..16 are stored times 15, so that they are exact and whole in uint8 (0..240).
     """
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    pixels = (x.reshape(-1, 1, 8, 8) * 15).astype(np.uint8)
-    return Source.from_arrays(pixels, y, name=EMBEDDED, kind="image")
+    # From the file itself: importing scikit-learn takes as long as all the rest of a short run.
+    package = find_spec("sklearn")
+    assert package is not None, "a dependency of fedloom"
+    assert package.origin is not None, "the file of a package"
+    file = Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz"
+    rows = np.loadtxt(file, delimiter=",")
+    pixels = (rows[:, :-1].reshape(-1, 1, 8, 8) * 15).astype(np.uint8)
+    return Source.from_arrays(pixels, rows[:, -1].astype(np.int64), name=EMBEDDED, kind="image")
 
 
 def _in_memory(data: Any, options: Options) -> Source:
@@ -111,7 +136,15 @@ def _in_memory(data: Any, options: Options) -> Source:
     if isinstance(data, tuple | list) and len(data) == 2:
         options.columns.refuse_for("a pair (x, y)")
         x, y = data
-        return Source.from_arrays(x, y, class_names=options.class_names).only(options.classes)
+        source = Source.from_arrays(
+            x,
+            y,
+            class_names=options.class_names,
+            targets=options.targets,
+            longest=options.longest,
+            fields=options.fields,
+        )
+        return source.only(options.classes)
     raise BadInput(
         f"cannot load data from {type(data).__name__}; give a name, a path or a pair (x, y), or a "
         "pandas.DataFrame or datasets.Dataset"
@@ -146,16 +179,18 @@ def _known(name: str, options: Options) -> Source:
 
 
 def _hub(name: str, options: Options) -> Source:
-    options = replace(options, class_names=None)  # a known data set names its classes itself
+    # A known data set names its classes itself; a task that wants no classes is refused later.
+    options = replace(options, class_names=None, targets=None, longest=None, fields=())
     entry = hub.hub_entry(name, options)
     folder = hub.mirror(name, options.subset)
     origin = cache.stamps(folder) if folder is not None else entry.repo
-    place = cache.entry(name, asdict(entry), asdict(options), origin)
+    place = cache.entry(name, asdict(entry), options.as_key(), origin)
     return cached(place, lambda scratch: hub.read(name, folder, scratch, options))
 
 
 def _path(path: Path, options: Options) -> Source:
-    place = cache.entry(path.stem, asdict(options), cache.stamps(path))
+    stamps = [stamp for file in (path, *named_images(path)) for stamp in cache.stamps(file)]
+    place = cache.entry(path.stem, options.as_key(), stamps)
     return cached(place, lambda scratch: local.read(path, scratch, options))
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
+from fedloom.core.fields import Fields
+from fedloom.data.several_inputs import Longest
+from fedloom.data.source import Targets
 from fedloom.data.text import POSITIONS, VOCABULARY
 from fedloom.errors import BadInput
 
@@ -74,6 +78,16 @@ class Options:
     columns: Columns = Columns()
     vocabulary: int = VOCABULARY
     positions: int = POSITIONS
+    targets: Targets | None = None
+    longest: Longest = None
+    fields: Fields = ()
+
+    def as_key(self) -> dict[str, Any]:
+        """For a cache key; without what is left open, as in folders that were written before it
+        could be set."""
+        values = asdict(self)
+        open_ended = ("targets", "longest", "fields")
+        return {k: v for k, v in values.items() if k not in open_ended or v}
 
     @staticmethod
     def several(classes: str | int | Sequence[str | int]) -> tuple[str | int, ...]:

@@ -30,7 +30,7 @@ def cells(data: FederatedData, split: SplitName | None = None) -> Cells:
     """Samples per client and class, with sums; a class a client lacks is a dot. Where clients have
     names, these stand beside their numbers."""
     counts, named = data.counts(split), bool(data.partition.names)
-    header = ["client", *(["name"] if named else []), *data.source.class_names, "all"]
+    header = ["client", *(["name"] if named else []), *data.counted, "all"]
     rows = [
         [
             str(i),
@@ -60,7 +60,7 @@ def table(data: FederatedData, split: SplitName | None = None) -> Table:
 
 def bubble_svg(data: FederatedData, split: SplitName | None = None) -> str:
     """Clients across, classes down, a circle's area is its number of samples; any background."""
-    counts, names = data.counts(split), data.source.class_names
+    counts, names = data.counts(split), data.counted
     n, k = counts.shape
     cell = max(7, min(28, 1100 // max(n, k)))
     left, top = 14 + _width(names) + 18, 40
@@ -104,7 +104,7 @@ def _described(data: FederatedData) -> list[str]:
 
 
 def _axes(data: FederatedData, cell: int, left: int, top: int) -> list[str]:
-    names, clients = data.source.class_names, len(data)
+    names, clients = data.counted, len(data)
     every_class = max(1, -(-12 // cell))
     bottom = top + len(names) * cell
     below = _width(data.client_names) if data.partition.names else 0

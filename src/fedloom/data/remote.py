@@ -6,13 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from typing import Any
 
 from fedloom.core.data import ClientData, Split
+from fedloom.core.fields import Field, Fields
 from fedloom.data.partition import Partition
 from fedloom.data.partition.assignment import ClientRows
 from fedloom.data.partition.draw import empty
-from fedloom.data.source import Kind
+from fedloom.data.source import Kind, Targets
 from fedloom.errors import BadInput
+
+_FORM = "sites"
+"""Under which a saved partition's recipe has the form of the sites' data."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,18 @@ class RemoteData:
     class_names: tuple[str, ...]
     kind: Kind
     vocabulary: int = 0
+    targets: Targets = "classes"
+    columns: tuple[str, ...] = ()
+    """Of a table, where they are agreed on."""
+    fields: Fields = ()
+    """The inputs that a row consists of, where there are several or rows are of unlike length."""
 
     def __len__(self) -> int:
         return self.places
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, of labels, or of numbers to predict."""
         return len(self.class_names)
 
     @property
@@ -52,8 +62,35 @@ class RemoteData:
     def partition(self) -> Partition:
         """Clients without rows; its `source` is a digest of the kind of data, by which a resumed
         run knows that it is still the same."""
-        kind_of_data = sha256(json.dumps(asdict(self)).encode()).hexdigest()
-        return Partition((ClientRows(empty()),) * self.places, source=kind_of_data)
+        form = asdict(self)
+        if not self.fields:
+            del form["fields"]
+        about = {key: value for key, value in form.items() if key != "columns"}
+        if self.targets == "classes":
+            del about["targets"]  # as runs were written before there was anything else
+        kind_of_data = sha256(json.dumps(about).encode()).hexdigest()
+        rows = (ClientRows(empty()),) * self.places
+        return Partition(rows, source=kind_of_data, recipe={_FORM: form})
+
+    @classmethod
+    def of(cls, partition: Partition) -> RemoteData | None:
+        """From the partition that a server saved; None where it is of another kind of run."""
+        form = partition.recipe.get(_FORM)
+        if form is None:
+            return None
+        try:
+            stated: dict[str, Any] = dict(form)
+            stated |= {key: tuple(stated[key]) for key in ("shape", "class_names", "columns")}
+            stated["fields"] = tuple(
+                Field(**{**one, "shape": tuple(one["shape"])}) for one in stated.get("fields", ())
+            )
+            data = cls(**stated)
+            unaltered = data.partition.source == partition.source
+        except (KeyError, TypeError, ValueError):
+            unaltered = False
+        if not unaltered:
+            raise BadInput("the form of the sites' data was altered after it was saved; restore it")
+        return data
 
     def client(self, cid: int) -> ClientData:
         """Refused: rows stay at their site."""

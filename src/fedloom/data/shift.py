@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
+from inspect import signature
+from math import factorial
 from pathlib import Path
 
 import numpy as np
@@ -95,7 +97,8 @@ def permute_labels(groups: int = 5, *, sizes: tuple[int, ...], classes: int, see
     """
     whole(groups=groups)
     gen, maps = rng(seed, "permute_labels"), dict[tuple[int, ...], None]()
-    for _ in range(TRIES + 100 * groups):
+    possible = groups <= factorial(min(classes, 20))
+    for _ in range(TRIES + 100 * groups if possible else 0):
         if len(maps) == groups:
             break
         maps[tuple(gen.permutation(classes).tolist())] = None
@@ -111,6 +114,11 @@ def apply(
     """The source and the partition as the clients see them after the shift."""
     shift = Shift(label_maps=partition.label_maps)
     for call in parse(expression):
+        if source.targets != "classes" and "classes" in signature(shifts[call.name]).parameters:
+            raise BadInput(
+                f"{call.name} changes classes, and data {source.name!r} has {source.targets}; leave"
+                " it out of shift"
+            )
         sizes = tuple(len(client.all) for client in partition.clients)
         shift = shift.then(shifts.build(call, sizes=sizes, classes=source.classes, seed=seed))
     recipe = {**partition.recipe, "shift": expression}

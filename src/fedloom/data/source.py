@@ -5,22 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 
-from fedloom.data import cache
+from fedloom.core.fields import Field, Fields
+from fedloom.data import cache, several_inputs
+from fedloom.data.arrays import as_array, inputs_of_kind
 from fedloom.data.normalization import Normalize
 from fedloom.errors import BadInput, UnknownName
 
-Kind = Literal["image", "signal", "table", "text"]
+Kind = Literal["image", "signal", "table", "text", "fields"]
+"""What a row is; `fields`: several inputs or inputs of unlike length, as one flat row."""
 Labels = np.ndarray | Sequence[Any]
+Targets = Literal["classes", "labels", "numbers"]
+"""What a row's target is: one class, any of several labels, or numbers."""
 
 _ARRAYS = ("x", "y", "official_test", "domain", "user")
-_DIMENSIONS = {"image": 4, "signal": 3, "table": 2, "text": 2}
+_DIMENSIONS = {"image": 4, "signal": 3, "table": 2, "text": 2, "fields": 2}
 _CHUNK = 2048  # rows read at a time from a memory map
 
 
@@ -29,8 +34,11 @@ class Source:
     """Rows of one data set.
 
     `x` is uint8 `[n, C, H, W]` for images (float32 where a user gives floats), float32 `[n, C, L]`
-    for signals, float32 `[n, d]` for tables, int32 `[n, T]` token ids for text. `normalize` says
-    how a batch is normalised; by which mean and deviation is known when the rows are divided
+    for signals, float32 `[n, d]` for tables, int32 `[n, T]` token ids for text. Several inputs, or
+    rows of unlike length, are float32 `[n, width]`, divided by `fields`. `y` is int64 `[n]`
+    where `targets` are classes, float32 `[n, K]` of 0 and 1 where they are labels, float32 `[n, d]`
+    where they are numbers; `class_names` are the names of classes, labels or numbers. `normalize`
+    says how a batch is normalised; by which mean and deviation is known when the rows are divided
     (`FederatedData.scaling`).
 
     >>> source = Source.from_arrays(np.zeros((4, 3)), ["cat", "dog", "dog", "cat"])
@@ -40,7 +48,7 @@ class Source:
 
     name: str
     x: np.ndarray = field(repr=False)
-    y: np.ndarray = field(repr=False)  # int64 [n]
+    y: np.ndarray = field(repr=False)
     class_names: tuple[str, ...] = field(repr=False)
     kind: Kind
     official_test: np.ndarray | None = field(default=None, repr=False)  # bool [n]: published test
@@ -51,6 +59,8 @@ class Source:
     normalize: Normalize = field(default="half", repr=False)
     path: Path | None = None  # the cache folder, when the arrays are memory-mapped
     vocabulary: int = 0  # text: ids are below this; 0 is padding, 1 is unknown
+    targets: Targets = field(default="classes", repr=False)
+    fields: Fields = field(default=(), repr=False)  # of kind `fields`: what a row consists of
 
     def __post_init__(self) -> None:
         if self.x.ndim != _DIMENSIONS.get(self.kind):
@@ -60,6 +70,8 @@ class Source:
             )
         if not len(self.x):
             raise BadInput(f"data {self.name!r} has no rows")
+        if (self.kind == "fields") != bool(self.fields):
+            raise BadInput(f"data {self.name!r}: kind 'fields' and fields come together")
         if 0 in self.shape:
             raise BadInput(f"data {self.name!r}: an input of shape {self.shape} holds nothing")
         for key, array in self._arrays().items():
@@ -72,7 +84,14 @@ class Source:
             object.__setattr__(
                 self, "user_names", ()
             )  # numbers need no names, nor room in a pickle
-        named = [("y", self.y, self.class_names), ("domain", self.domain, self.domain_names)]
+        named = [("domain", self.domain, self.domain_names)]
+        if self.targets == "classes":
+            named.insert(0, ("y", self.y, self.class_names))
+        elif self.y.shape[1:] != (len(self.class_names),):
+            raise BadInput(
+                f"data {self.name!r}: {self.targets} have shape {self.y.shape}, but "
+                f"{len(self.class_names)} names"
+            )
         if self.user_names:
             named.append(("user", self.user, self.user_names))
         for key, numbers, names in named:
@@ -92,23 +111,45 @@ class Source:
         y: Labels,
         *,
         name: str = "arrays",
-        kind: Kind | None = None,
+        kind: several_inputs.Kinds = None,
         class_names: Sequence[str] | None = None,
         official_test: Labels | None = None,
         domain: Labels | None = None,
         user: Labels | None = None,
         normalize: Normalize | None = None,
+        targets: Targets | None = None,
+        longest: several_inputs.Longest = None,
+        fields: Fields = (),
     ) -> Source:
         """A source of a user's own arrays; what they are follows from shape and type.
 
         Four axes are images (channels first; channels last is recognised by a last axis of 1, 3
         or 4), three axes of uint8 are grey images, other three axes are signals `[n, C, L]`, two
         are a table; `kind="text"` makes two axes of integers token ids. Labels are integers or
-        strings; without `class_names` they are coded in sorted order. `user` says who holds a row
-        and `domain` where it comes from, by numbers or names.
+        strings; without `class_names` they are coded in sorted order. Fractions `[n]` or `[n, d]`
+        are numbers to predict, and 0 and 1 in `[n, K]` are labels of which a row may have any;
+        `targets` says so where it does not follow from the values, as of whole numbers. `user` says
+        who holds a row and `domain` where it comes from, by numbers or names.
+
+        Several inputs are a dictionary or tuple of arrays, and rows of unlike length a list of
+        arrays `[T]`, `[T, C]` or `[C, T]`, filled up to the `longest` (longer ones are cut). Then
+        `kind` and `longest` may be dictionaries too, and `fields` are those of other data that
+        these rows must be like.
         """
-        inputs, kind = _inputs(as_array(x, "x", name), kind, name)
-        labels, names = code_labels(as_array(y, "y", name), class_names, name)
+        kind_of_rows: Kind
+        given = as_array(y, f"data {name!r}: y")
+        if fields or longest is not None or several_inputs.several(x, len(given)):
+            fields, inputs = several_inputs.flat(x, name, kind, longest, fields, len(given))
+            kind_of_rows, vocabulary = "fields", max(each.vocabulary for each in fields)
+        else:
+            if isinstance(kind, Mapping):
+                raise BadInput(f"data {name!r} has one input; give its kind and no dictionary")
+            x = as_array(x, f"data {name!r}: x")
+            inputs, kind_of_rows = inputs_of_kind(x, kind, f"data {name!r}: x")
+            is_text = kind_of_rows == "text" and inputs.size
+            vocabulary = int(inputs.max()) + 1 if is_text else 0
+        targets = targets or targets_of(given, name)
+        labels, names = code_targets(given, targets, class_names, name)
         domains, domain_names = (None, ()) if domain is None else codes(domain, f"{name}: domain")
         users, user_names = (None, ()) if user is None else codes(user, f"{name}: user")
         source = cls(
@@ -116,19 +157,21 @@ class Source:
             x=inputs,
             y=labels,
             class_names=names,
-            kind=kind,
+            kind=kind_of_rows,
             official_test=None if official_test is None else np.asarray(official_test, dtype=bool),
             domain=domains,
             domain_names=domain_names,
             user=users,
             user_names=user_names,
-            vocabulary=int(inputs.max()) + 1 if kind == "text" and inputs.size else 0,
+            vocabulary=vocabulary,
+            targets=targets,
+            fields=fields,
         )
         return source.normalized(normalize)
 
     @property
     def classes(self) -> int:
-        """Number of classes."""
+        """Number of classes, of labels, or of numbers to predict."""
         return len(self.class_names)
 
     @property
@@ -140,7 +183,8 @@ class Source:
     def fingerprint(self) -> str:
         """Sha256 of the contents (rows, labels, names of classes and domains; not the names of
         users and not the normalisation), in hexadecimal."""
-        small = [self.kind, self.class_names, self.domain_names, self.vocabulary, self._digests]
+        small: list[Any] = [self.kind, self.class_names, self.domain_names, self.vocabulary]
+        small += [self._digests, *map(asdict, self.fields)]
         return hashlib.sha256(json.dumps(small, sort_keys=True).encode()).hexdigest()
 
     def normalized(self, how: Normalize | None = None) -> Source:
@@ -155,13 +199,20 @@ class Source:
             how = "half" if self.x.dtype == np.uint8 else "channel"
         if how not in get_args(Normalize):
             raise UnknownName("normalisation", str(how), get_args(Normalize))
-        return replace(self, normalize="none" if self.kind == "text" else how)
+        ids_alone = self.kind == "text" or (
+            self.kind == "fields" and all(each.kind == "text" for each in self.fields)
+        )
+        return replace(self, normalize="none" if ids_alone else how)
 
     def only(self, wanted: Sequence[str | int]) -> Source:
         """The rows of these classes (names or numbers), relabelled from 0 in this order; all rows
         where no class is named."""
         if not wanted:
             return self
+        if self.targets != "classes":
+            raise BadInput(
+                f"data {self.name!r} has {self.targets} and no classes; leave out classes"
+            )
         wanted_codes = class_codes(self.class_names, wanted)
         rows, y = rows_of_classes(self.y, wanted_codes)
         arrays = {k: a[rows] for k, a in self._arrays().items() if k != "y"}
@@ -196,6 +247,7 @@ class Source:
         """Write arrays, names and digests into a folder that `open` reads."""
         meta = {
             **self._small_fields(),
+            "fields": [asdict(each) for each in self.fields],
             "fingerprint": self.fingerprint,
             "digests": self._digests,
         }
@@ -211,7 +263,10 @@ class Source:
         except (KeyError, TypeError):
             raise cache.damaged(folder, cache.META) from None
         tupled = {k: tuple(v) if isinstance(v, list) else v for k, v in small.items()}
-        return _reopen(present, {**tupled, "path": folder})
+        inputs = [
+            Field(**{**each, "shape": tuple(each["shape"])}) for each in meta.get("fields", ())
+        ]
+        return _reopen(present, {**tupled, "fields": tuple(inputs), "path": folder})
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """To another process goes the cache folder's path; only unmapped arrays go as they are."""
@@ -276,6 +331,58 @@ def code_labels(
     return labels, names
 
 
+def targets_of(y: np.ndarray, name: str) -> Targets:
+    """What targets are by their shape and values: fractions are numbers, a matrix of 0 and 1 is
+    labels, all else is classes.
+
+    >>> targets_of(np.array([0.5, 1.0]), "mine"), targets_of(np.array([[1, 1], [0, 1]]), "mine")
+    ('numbers', 'labels')
+    """
+    if y.ndim == 2 and y.dtype.kind in "biuf" and y.size:
+        zeros_and_ones = bool(np.isin(y, (0, 1)).all())
+        if zeros_and_ones and y.shape[1] > 1 and bool((y.sum(1) == 1).all()):
+            raise BadInput(
+                f"data {name!r}: every row of the labels {y.shape} has a single 1; give one class "
+                "per row, y.argmax(1), or set task=multilabel"
+            )
+        return "labels" if zeros_and_ones else "numbers"
+    if y.ndim == 1 and y.dtype.kind == "f" and np.isfinite(y).all() and (y != np.rint(y)).any():
+        return "numbers"
+    return "classes"
+
+
+def code_targets(
+    y: np.ndarray, targets: Targets, class_names: Sequence[str] | None, name: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Targets in the type of their kind, and the names of classes, labels or numbers."""
+    if targets == "classes":
+        return code_labels(y, class_names, name)
+    if y.dtype.kind not in "biuf" or y.ndim not in (1, 2):
+        raise BadInput(
+            f"data {name!r}: {targets} are {y.dtype} {y.shape}; give numbers [n] or [n, d]"
+        )
+    numbers = np.ascontiguousarray(y.reshape(len(y), -1), dtype=np.float32)
+    if not np.isfinite(numbers).all():
+        raise BadInput(f"data {name!r}: targets are missing or infinite in some rows; drop those")
+    if targets == "labels" and not np.isin(numbers, (0, 1)).all():
+        raise BadInput(
+            f"data {name!r}: labels are 0 or 1 for every row and label, not "
+            f"{numbers[~np.isin(numbers, (0, 1))][0]:g}"
+        )
+    count = numbers.shape[1]
+    names = tuple(map(str, class_names)) if class_names else _numbered(targets, count)
+    if len(names) != count:
+        raise BadInput(f"data {name!r}: {count} {targets} in a row, but {len(names)} names")
+    return numbers, names
+
+
+def _numbered(targets: Targets, count: int) -> tuple[str, ...]:
+    """Names for targets that have none."""
+    if targets == "numbers" and count == 1:
+        return ("target",)
+    return tuple(f"{'label' if targets == 'labels' else 'target'} {i}" for i in range(count))
+
+
 def class_codes(class_names: Sequence[str], wanted: Iterable[str | int]) -> list[int]:
     """Positions of classes by name (case, spaces, hyphens and underscores ignored, where no class
     has just this name) or number."""
@@ -323,17 +430,6 @@ def _without_gaps(values: np.ndarray, what: str) -> np.ndarray:
     return values.astype(str) if values.dtype.kind == "O" else values
 
 
-def as_array(values: Any, key: str, name: str) -> np.ndarray:
-    """What a user gives as an array; an error where it cannot be one."""
-    try:
-        return np.asanyarray(values)
-    except (ValueError, TypeError, RuntimeError) as e:  # rows of unlike lengths, a tensor in use
-        raise BadInput(
-            f"data {name!r}: {key} is not an array ({str(e).splitlines()[0]}); "
-            "give a numpy array whose rows are all of one shape"
-        ) from None
-
-
 def _plain_labels(labels: np.ndarray, name: str) -> np.ndarray:
     """One-dimensional labels as int64 or text."""
     if labels.ndim != 1:
@@ -353,31 +449,6 @@ def _plain_labels(labels: np.ndarray, name: str) -> np.ndarray:
             f"{whole_labels[fraction][0]}); classes are integers or strings"
         )
     return whole_labels.astype(np.int64)
-
-
-def _inputs(x: np.ndarray, kind: Kind | None, name: str) -> tuple[np.ndarray, Kind]:
-    """Inputs in the layout and type of their kind, which follows from shape and type."""
-    if x.dtype.kind not in "biuf":
-        raise BadInput(f"data {name!r}: x must be numbers, but its type is {x.dtype}")
-    if kind == "text":
-        return x.astype(np.int32), kind
-    if x.ndim == 3 and (kind == "image" or (kind is None and x.dtype == np.uint8)):
-        x = x[:, None]
-    kind_of_axes: dict[int, Kind] = {4: "image", 3: "signal", 2: "table"}
-    inferred = kind or kind_of_axes.get(x.ndim)
-    if inferred is None or inferred not in get_args(Kind):
-        raise BadInput(
-            f"data {name!r}: x has shape {x.shape}; give images [n, C, H, W], signals [n, C, L] "
-            "or a table [n, d]"
-        )
-    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
-        x = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
-    if inferred != "image" or x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and refused below
-            x = x.astype(np.float32)
-        if not np.isfinite(x).all():
-            raise BadInput(f"data {name!r}: x has NaN or infinite values; fill or drop those rows")
-    return x, inferred
 
 
 def _digest(array: np.ndarray) -> str:

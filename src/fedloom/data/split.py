@@ -53,7 +53,8 @@ class Dealer:
     def __call__(self, rows: Ints) -> list[Ints]:
         """These rows, divided over the clients."""
         s = self.source
-        pool = Pool(np.asarray(s.y), s.classes, s.domain, s.user).only(rows)
+        labels = np.asarray(s.y) if s.targets == "classes" else None
+        pool = Pool(labels, s.classes, s.domain, s.user, len(s)).only(rows)
         return [rows[at] for at in deal(self.expression, pool, self.clients, self.seed)]
 
     @property
@@ -211,6 +212,11 @@ def _drawn_alike(
     trains: list[Ints], pool: Ints, size: int | None, sharing: bool, dealer: Dealer
 ) -> list[Ints]:
     """Test rows from `pool` for each client, with the class proportions of its training rows."""
+    if dealer.source.targets != "classes":
+        raise BadInput(
+            f"this split draws test rows by their classes, and data {dealer.source.name!r} has"
+            f" {dealer.source.targets}; use 'merged(train=0.75)' or 'shared_test'"
+        )
     y, classes = np.asarray(dealer.source.y), dealer.source.classes
     gen = rng(dealer.seed, "official test")
     train_counts = np.stack([class_totals(y[rows], classes) for rows in trains])

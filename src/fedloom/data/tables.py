@@ -5,25 +5,28 @@ from __future__ import annotations
 import glob
 import logging
 import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.data.cache import scratch_folder
+from fedloom.data.cache import cache_root, scratch_folder
 from fedloom.data.source import code_labels, codes, is_missing
 from fedloom.errors import BadInput, FedloomError, suggestion
 
 SUFFIXES = (".csv", ".parquet")
 _SAVED_BY_DATASETS = ("dataset_dict.json", "state.json")  # files of `save_to_disk`
 _NUMBER = re.compile(r"u?int\d+|float\d+|double|bool")
+_VALUE = 1  # bytes of the smallest value
 _SHOWN = 30  # columns listed in a message
 
-Holds = Literal["numbers", "images", "text", "other"]
+Holds = Literal["numbers", "lists", "images", "text", "other"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +38,15 @@ class Table:
     test: np.ndarray | None = None
     folder: Path | None = None  # what relative paths of images start from
 
-    @property
-    def columns(self) -> list[str]:
-        names: list[str] = self.rows.column_names
-        return names
+    @cached_property
+    def columns(self) -> dict[str, None]:
+        """The names, in order; a set that keeps it, because wide tables are asked for each name."""
+        return dict.fromkeys(self.rows.column_names)
+
+    @cached_property
+    def features(self) -> Any:
+        """What `datasets` knows of every column; asked for once, because it copies them all."""
+        return self.rows.features
 
     def need(self, role: str, names: Sequence[str]) -> str:
         """The first of these columns that is present; an error lists the table's columns."""
@@ -53,12 +61,18 @@ class Table:
 
     def values(self, name: str) -> np.ndarray:
         """One column as an array of its own."""
-        arrow = self.rows.select_columns([name]).with_format("arrow")[:]
-        return np.array(arrow.column(name).to_numpy())
+        return next(self.each_values([name]))
+
+    def each_values(self, names: Sequence[str]) -> Iterator[np.ndarray]:
+        """Columns as arrays of their own, from one read: a read costs time for every column that
+        the table has."""
+        arrow = self.rows.select_columns(list(names)).with_format("arrow")[:]
+        for column in arrow.columns:
+            yield np.array(column.to_numpy())
 
     def names_in(self, name: str) -> tuple[str, ...] | None:
         """The names of a column's values, where the column is a `ClassLabel`."""
-        names = getattr(self.rows.features[name], "names", None)
+        names = getattr(self.features[name], "names", None)
         return None if names is None else tuple(names)
 
     def labels(
@@ -98,13 +112,13 @@ class Table:
         """What the values of a column are."""
         import datasets
 
-        feature = self.rows.features[name]
+        feature = self.features[name]
         if isinstance(feature, datasets.Image):
             return "images"
         if isinstance(feature, dict):  # an image saved by other software than `datasets`
             return "images" if "bytes" in feature else "other"
         if not isinstance(feature, datasets.Value | datasets.ClassLabel):
-            return "other"
+            return "lists" if _lists_of_numbers(feature) else "other"
         if _NUMBER.fullmatch(feature.dtype):
             return "numbers"
         if "binary" in feature.dtype:
@@ -114,12 +128,36 @@ class Table:
     def described(self, name: str) -> str:
         """What the values of a column are, in words for a message."""
         holds = self.holds(name)
-        return str(self.rows.features[name]) if holds == "other" else holds
+        return str(self.features[name]) if holds in ("other", "lists") else holds
+
+    def lists(self, name: str) -> list[np.ndarray]:
+        """The rows of a column of lists."""
+        rows = self.rows.select_columns([name]).with_format("arrow")[:].column(name).to_pylist()
+        if missing := [i for i, row in enumerate(rows) if row is None]:
+            raise BadInput(
+                f"column {name!r} of {self.where} is missing in row {missing[0]}; drop such rows"
+            )
+        try:
+            return [np.asarray(row) for row in rows]
+        except ValueError:
+            raise BadInput(
+                f"column {name!r} of {self.where} has lists of unlike lists; a row is [T] or [T, C]"
+            ) from None
 
     def take(self, rows: np.ndarray) -> Table:
         """Some of the rows."""
         test = None if self.test is None else self.test[rows]
         return replace(self, rows=self.rows.select(rows), test=test)
+
+
+def _lists_of_numbers(feature: Any) -> bool:
+    """Is it lists, or lists in lists, of numbers?"""
+    import datasets
+
+    inner = feature
+    while isinstance(inner, datasets.List | datasets.LargeList):
+        inner = inner.feature
+    return inner is not feature and bool(_NUMBER.fullmatch(getattr(inner, "dtype", "") or ""))
 
 
 # ---------------------------------------------------------------------- opening
@@ -155,7 +193,21 @@ def read_folder(folder: Path, scratch: Path) -> Any:
 
     if any((folder / name).is_file() for name in _SAVED_BY_DATASETS):
         return datasets.load_from_disk(str(folder))
-    return datasets.load_dataset(str(folder), cache_dir=str(scratch))
+    _check_disk([f for f in folder.rglob("*.parquet") if f.is_file()], scratch)
+    return datasets.load_dataset(str(_without_patterns(folder, scratch)), cache_dir=str(scratch))
+
+
+def _without_patterns(folder: Path, scratch: Path) -> Path:
+    """The folder under a name without `[`, `*` and `?`, which `datasets` takes for a pattern: of
+    `p[1]` it would read the folder `p1`. It resolves links to folders, but not links to files."""
+    if not glob.has_magic(str(folder)):
+        return folder
+    linked = scratch / "folder"
+    for file in (f for f in folder.rglob("*") if f.is_file()):
+        link = linked / file.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file.absolute())
+    return linked
 
 
 def from_object(data: Any) -> Table | None:
@@ -223,7 +275,22 @@ def _read_parquet(path: Path, scratch: Path) -> Any:
 
     if not len(pd.read_parquet(path, columns=[])):  # `datasets` cannot open a table without rows
         raise BadInput(f"{path} has no rows")
+    _check_disk([path], scratch)
     return datasets.Dataset.from_parquet(glob.escape(str(path)), cache_dir=str(scratch))
+
+
+def _check_disk(files: Iterable[Path], scratch: Path) -> None:
+    """Refuse tables that unpack to more than the disk holds: a file of a few kilobytes may say that
+    one value is repeated a billion times."""
+    from pyarrow import parquet
+
+    about = [parquet.read_metadata(file) for file in files]
+    needed = sum(_VALUE * each.num_rows * each.num_columns for each in about)
+    if needed > (free := shutil.disk_usage(scratch).free):
+        raise BadInput(
+            f"the table takes at least {needed / 1e9:.1f} GB, and the cache folder {cache_root()}"
+            f" has {free / 1e9:.1f} GB left; use fewer rows, or another folder by FEDLOOM_CACHE"
+        )
 
 
 @contextmanager
@@ -273,12 +340,12 @@ def offline() -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def _listed(columns: Sequence[str]) -> str:
+def _listed(columns: Collection[str]) -> str:
     more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
-    return f"{', '.join(columns[:_SHOWN])}{more}"
+    return f"{', '.join(list(columns)[:_SHOWN])}{more}"
 
 
-def _nearest(names: Sequence[str], columns: Sequence[str]) -> str:
+def _nearest(names: Sequence[str], columns: Iterable[str]) -> str:
     """'; did you mean ...?', or nothing: all columns are listed already."""
     hint = suggestion(names[0], columns)
     return hint if hint.endswith("?") else ""

@@ -35,10 +35,28 @@ def parse_method(text: str) -> Method:
     >>> parse_method("fedavg + proximal(mu=0.5)").terms
     (Proximal(mu=0.5),)
     """
-    first, *terms = [_build(call) for call in parse(text)]
-    if not isinstance(first, Method):
-        raise BadInput(f"{text!r} begins with the term {first.name!r}; begin with a method")
+    calls = parse(text)
+    first, *terms = [_build(call) for call in calls]
+    if not isinstance(first, Method):  # a term, or a recipe that stands for several
+        raise BadInput(f"{text!r} begins with the term {calls[0].name!r}; begin with a method")
     return reduce(Method.__add__, terms, first)
+
+
+def written_arguments(text: str) -> dict[str, frozenset[str]]:
+    """Part -> the arguments that an expression writes for it; all parts of a recipe have those of
+    the recipe's call.
+
+    >>> written_arguments("fedprox(0.01) + dbe")["proximal"]
+    frozenset({'mu'})
+    """
+    by_part: dict[str, frozenset[str]] = {}
+    for call in parse(text):
+        built: Any = _build(call)
+        parts = built.parts if isinstance(built, Method) else built
+        by_place = signature(register[call.name]).bind_partial(*call.args).arguments
+        names = frozenset([*by_place, *call.kwargs])
+        by_part |= {part.name: names for part in (parts if isinstance(parts, tuple) else (parts,))}
+    return by_part
 
 
 def _build(call: Call) -> Term:

@@ -14,6 +14,7 @@ from fedloom.core.optimizers import Optimizer, make_optimizer
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Linear, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -54,7 +55,10 @@ class APFL(Method):
 
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personal model"
+    reveals: ClassVar[tuple[str, ...]] = ()
     personal_model: ClassVar[bool] = True
+    # FedPAC searches {0.25, 0.5, 0.75}.
+    tunable: ClassVar[Tunable] = {"alpha": Linear(0.1, 0.9)}
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.5
     learn_alpha: bool = True

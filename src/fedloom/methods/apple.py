@@ -16,6 +16,7 @@ from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools import client_rows
 from fedloom.methods import register
@@ -63,6 +64,7 @@ class APPLE(Method):
 
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "clusters and mixtures"
+    reveals: ClassVar[tuple[str, ...]] = ("single_models",)
     personal_model: ClassVar[bool] = True
     before: ClassVar[tuple[str, ...]] = ("sizes",)
     gathers_model: ClassVar[str] = "*"
@@ -76,6 +78,8 @@ class APPLE(Method):
         "client_momentum",
         "fedgen",
     )
+    # Its cores need a larger rate than FedAvg's, see above.
+    tunable: ClassVar[Tunable] = {"lr": Log(1e-2, 10), "mu": Log(1e-3, 1), "p_lr": Log(1e-4, 1e-1)}
     mu: float = 0.1
     p_lr: float = 0.001
     p_momentum: float = 0.0

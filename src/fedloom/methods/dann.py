@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.core.net import Net
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.layers import perceptron
@@ -51,9 +52,12 @@ class DANN(Term):
 
     name: ClassVar[str] = "dann"
     family: ClassVar[str] = "representation"
+    reveals: ClassVar[tuple[str, ...]] = ()
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     # Its hyper-network generates the network's own tensors only, and D would be missing.
     refuses: ClassVar[tuple[str, ...]] = ("pfedhn",)
+    # FedBR's grid.
+    tunable: ClassVar[Tunable] = {"lam": Log(1e-2, 1)}
     lam: float = 0.1
     width: int = 256
 

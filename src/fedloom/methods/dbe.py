@@ -14,6 +14,7 @@ from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State
+from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
 from fedloom.method_tools.network_kind import NetworkKind, network_kind
@@ -52,6 +53,7 @@ class PRBM(Term):
 
     name: ClassVar[str] = "prbm"
     family: ClassVar[str] = "representation"
+    reveals: ClassVar[tuple[str, ...]] = ()
     at: str | None = None
 
     def extend(self, net: Net, clients: int) -> None:
@@ -99,6 +101,8 @@ class MeanRegularization(Term):
     family: ClassVar[str] = "representation"
     before: ClassVar[tuple[str, ...]] = ("mean",)
     gathers: ClassVar[bool] = True
+    # C.2 searches kappa from 0.001 to 500 and takes 0.1 to 50.
+    tunable: ClassVar[Tunable] = {"kappa": Log(1e-2, 200), "mu": Linear(0.1, 1)}
     kappa: float | None = None
     mu: float | None = None
     at: str | None = None
@@ -108,6 +112,12 @@ class MeanRegularization(Term):
     noise_scale: float = 0.0
     noise_weight: float = 0.0
     while_tuning: bool = False
+
+    @property
+    def reveals(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The running mean follows the last batches, and a stage near the input has it nearly as
+        the rows are."""
+        return ("feature_mean",) if self.mean == "data" else ("row_means",)
 
     # ------------------------------------------------------------------ before the first round
 

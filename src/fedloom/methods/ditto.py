@@ -10,6 +10,7 @@ from fedloom.core.net import METHOD
 from fedloom.core.phase import Phase
 from fedloom.core.site import Site
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedprox import Proximal
@@ -43,7 +44,10 @@ class Ditto(Method):
 
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personal model"
+    reveals: ClassVar[tuple[str, ...]] = ()
     personal_model: ClassVar[bool] = True
+    # From FedCR's smallest to the end of FedPAC's grid.
+    tunable: ClassVar[Tunable] = {"lam": Log(1e-3, 10)}
     lam: float = 1.0
     personal_epochs: int | None = None
 

@@ -12,8 +12,10 @@ from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Phase
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.projector import PROJECTOR, projector
@@ -63,10 +65,14 @@ class DualFed(Method):
 
     name: ClassVar[str] = "dualfed"
     family: ClassVar[str] = "personal layers"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = (
         "mixup",
         "fedmix",
     )  # SupCon takes a row to be of one class
+    # Around 2 and 40, 0.05 and 0.2; its rate is 0.01.
+    tunable: ClassVar[Tunable] = {"lr": Log(1e-3, 0.3), "lam": Log(0.5, 100), "tau": Log(0.02, 0.5)}
     shared: str = "* !projector.* !personal_head.* !@stats"
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 2.0

@@ -34,3 +34,4 @@ class FedAvg(Method):
 
     name: ClassVar[str] = "fedavg"
     family: ClassVar[str] = "baseline"
+    reveals: ClassVar[tuple[str, ...]] = ()

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase, tuning
+from fedloom.core.tunable import Integer, Tunable
 from fedloom.methods import register
 
 
@@ -35,6 +36,9 @@ class FedAvgFT(Method):
 
     name: ClassVar[str] = "fedavg_ft"
     family: ClassVar[str] = "baseline"
+    # FedPAC: 5, FedCR: 10.
+    tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(1, 10)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     adapt_epochs: int = 10
     tune: str = "*"
 

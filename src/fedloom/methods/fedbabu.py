@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase, tuning
+from fedloom.core.tunable import Choice, Integer, Tunable
 from fedloom.methods import register
 
 
@@ -35,6 +36,8 @@ class FedBABU(Method):
 
     name: ClassVar[str] = "fedbabu"
     family: ClassVar[str] = "personal layers"
+    tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(1, 10), "tune": Choice(("*", "head.*"))}
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = "* !head.*"
     adapt_epochs: int = 5
     tune: str = "*"

@@ -37,6 +37,7 @@ class FedBN(Method):
 
     name: ClassVar[str] = "fedbn"
     family: ClassVar[str] = "personal layers"
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = "* !@bn"
 
     def extend(self, net: Net, clients: int) -> None:

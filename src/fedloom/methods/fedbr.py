@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from fedloom.core.net import Net
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
 from fedloom.method_tools.pseudo_data import mix_images, pool_images, proxy_images, sample_means
@@ -66,10 +68,13 @@ class FedBR(Term):
 
     name: ClassVar[str] = "fedbr"
     family: ClassVar[str] = "representation"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     train: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
+    # Table 12: lam 0.1 to 1; mu is 0.5.
+    tunable: ClassVar[Tunable] = {"lam": Log(1e-2, 10), "mu": Log(0.05, 5)}
     lam: float = 1.0
     mu: float = 0.5
     tau1: float = 2.0
@@ -99,9 +104,14 @@ class FedBR(Term):
         """Clients make the first pseudo-images of their own data; a proxy set needs no client."""
         return ("pseudo",) if self.pseudo == "rsm" else ()
 
+    @property
+    def reveals(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Means of its own images leave a client only with "rsm"."""
+        return ("row_means",) if self.pseudo == "rsm" else ()
+
     def extend(self, net: Net, clients: int) -> None:
-        if not net.input_dtype.is_floating_point:
-            raise BadInput("fedbr averages inputs, and this network reads token ids")
+        if net.not_numbers:
+            raise BadInput(f"fedbr averages inputs, and this network reads {net.not_numbers}")
         net.add(self.name, self._projection(net), reads=None)
 
     def _projection(self, net: Net) -> nn.Module:

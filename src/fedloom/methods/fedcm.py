@@ -14,6 +14,7 @@ from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Site
 from fedloom.core.term import Term
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -46,8 +47,10 @@ class ClientMomentum(Term):
 
     name: ClassVar[str] = "client_momentum"
     family: ClassVar[str] = "drift correction"
+    reveals: ClassVar[tuple[str, ...]] = ()
     # Their clients do not all receive one model, so a mean of updates has no meaning.
     refuses: ClassVar[tuple[str, ...]] = ("fedpac", "fedfomo", "apple", "pfedhn", "hypcluster")
+    tunable: ClassVar[Tunable] = {"alpha": Log(0.02, 1)}
     alpha: float = 0.1
 
     def __post_init__(self) -> None:

@@ -15,8 +15,10 @@ from fedloom.core.net import METHOD, Net
 from fedloom.core.phase import Phase, tuning
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State
+from fedloom.core.tunable import Choice, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.gaussian import SMALLEST, Gaussian, Sample
@@ -59,9 +61,13 @@ class FedCR(Method):
 
     name: ClassVar[str] = "fedcr"
     family: ClassVar[str] = "representation"
+    needs: ClassVar[tuple[Need, ...]] = ("classes", "plain_loss")
+    reveals: ClassVar[tuple[str, ...]] = ("class_means",)
     passes_on_average: ClassVar[bool] = True
     # Its likelihood takes hard labels, and its logits are [n, S, K].
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "fedbr")
+    # Figures 3 and 4: beta up to 0.01; Table 3: dim.
+    tunable: ClassVar[Tunable] = {"beta": Log(1e-5, 1e-2), "dim": Choice((128, 256, 512))}
     shared: str = "* !head.*"
     weighting: Literal["samples", "uniform"] = "uniform"
     beta: float = 0.0005

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -29,7 +30,6 @@ class FedDecorr(Term):
 
     Hyper-parameters: `beta` 0.1 (the paper and FedBR). It was tuned with the published code
     (`published=true`), whose term is about n times as large; with the formula above it is weak.
-    Stronger need not be better: on the digits of docs/methods-table.md it costs accuracy.
 
     Deviations: the published code, which FedBR ran, leaves out the diagonal of K (a constant d),
     and divides by n after squaring instead of before (`published=True`). z is the network's raw
@@ -44,6 +44,8 @@ class FedDecorr(Term):
 
     name: ClassVar[str] = "feddecorr"
     family: ClassVar[str] = "representation"
+    tunable: ClassVar[Tunable] = {"beta": Log(1e-2, 1)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     beta: float = 0.1
     published: bool = False
 

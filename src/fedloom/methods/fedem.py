@@ -14,6 +14,7 @@ from fedloom.core.phase import Phase, tuning
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State
+from fedloom.core.tunable import Integer, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools.network_copies import add_fresh_copy
 from fedloom.methods import register
@@ -35,7 +36,7 @@ class FedEM(Method):
                   M step  pi_im <- mean_j q_j(m), kept for the next round and for tests
                           theta_m <- E epochs of SGD on mean_j q_j(m) l_m(j), q held fixed
         server    theta_m <- sum_i n_i theta_im / sum_i n_i
-        at a test p = sum_m pi_im softmax of learner m
+        at a test p = sum_m pi_im times learner m's prediction
 
     A newcomer finds pi by E and M steps on its training rows, with the learners as received; for
     its test, a member that was never sampled does the same. Learner 1 is the network; the others
@@ -60,15 +61,18 @@ class FedEM(Method):
 
     name: ClassVar[str] = "fedem"
     family: ClassVar[str] = "clusters and mixtures"
+    reveals: ClassVar[tuple[str, ...]] = ("row_weights",)
     no_global: ClassVar[str] = "it has several learners"
+    # FedPAC: 3 and 5.
+    tunable: ClassVar[Tunable] = {"learners": Integer(2, 5)}
     learners: int = 3
     adapt_epochs: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.learners < 1 or self.adapt_epochs < 0:
+        if not 1 <= self.learners <= 1000 or self.adapt_epochs < 0:
             raise BadInput(
-                "fedem: learners is 1 or more and adapt_epochs 0 or more,"
+                "fedem: learners is 1 to 1000 and adapt_epochs 0 or more,"
                 f" not {self.learners} and {self.adapt_epochs}"
             )
         for term in self.terms:
@@ -141,5 +145,5 @@ class FedEM(Method):
         pi = state[self.name]["pi"]
         p = torch.zeros_like(out[net.logits])
         for m, stage in enumerate(self._logits(net)):
-            p = p + pi[m] * out[stage].softmax(-1)
+            p = p + pi[m] * net.predicted(out[stage])
         return p

@@ -13,7 +13,9 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.phase import Phase
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
+from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.balanced import log_prior
@@ -65,6 +67,9 @@ class FedETF(Method):
 
     name: ClassVar[str] = "fedetf"
     family: ClassVar[str] = "fixed classifier"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    tunable: ClassVar[Tunable] = {"gamma": Linear(0, 1), "projection_lr": Log(5e-3, 0.5)}
+    reveals: ClassVar[tuple[str, ...]] = ("class_weights",)
     gamma: float = 1.0
     beta: float = 1.0
     dim: int | None = None

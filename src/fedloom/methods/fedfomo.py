@@ -15,6 +15,7 @@ from fedloom.core.rng import generator
 from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Integer, Linear, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools import client_rows
 from fedloom.method_tools.holdout import hold_out
@@ -67,10 +68,13 @@ class FedFomo(Method):
 
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "clusters and mixtures"
+    reveals: ClassVar[tuple[str, ...]] = ("single_models",)
     personal_model: ClassVar[bool] = True
     keeps_what_it_sent: ClassVar[str] = "the next mixture starts from the model it sent"
     gathers: ClassVar[bool] = True
+    holds_out: ClassVar[str] = "validation"
     gathers_model: ClassVar[str] = "*"
+    tunable: ClassVar[Tunable] = {"models": Integer(2, 10), "epsilon": Linear(0, 0.5)}
     models: int = 5
     epsilon: float = 0.3
     epsilon_decay: float = 0.05

@@ -15,8 +15,10 @@ from fedloom.core.optimizers import make_optimizer
 from fedloom.core.phase import Opt
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree, clone
+from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.diversity import sameness
@@ -72,6 +74,8 @@ class FedGen(Term):
 
     name: ClassVar[str] = "fedgen"
     family: ClassVar[str] = "extra data"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ("class_counts",)
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
     requires: ClassVar[str] = "head.*"
@@ -84,6 +88,8 @@ class FedGen(Term):
         "hypcluster",
         "spherefed",
     )
+    # The published code has 10 and 10.
+    tunable: ClassVar[Tunable] = {"alpha": Log(0.1, 10), "beta": Linear(0, 10)}
     alpha: float = 1.0
     beta: float = 0.0
     lr: float = 3e-4

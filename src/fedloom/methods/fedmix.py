@@ -11,8 +11,10 @@ from torch import Tensor
 from fedloom.core.net import Net
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools import broadcast_once
 from fedloom.method_tools.mean_data import mean_data
@@ -59,11 +61,15 @@ class FedMix(Term):
 
     name: ClassVar[str] = "fedmix"
     family: ClassVar[str] = "extra data"
+    needs: ClassVar[tuple[Need, ...]] = ("linear_loss",)
+    reveals: ClassVar[tuple[str, ...]] = ("row_means", "class_counts")
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
     # The losses of FedCR and SphereFed take hard labels. The balanced softmax of Fed-RoD and FedETF
     # gives probability 0 to a class that the client lacks, and the label of a mean may hold it.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "mixup", "spherefed", "fedrod", "fedetf")
+    # The paper and FedBR: 0.01 to 0.2.
+    tunable: ClassVar[Tunable] = {"lam": Log(1e-2, 0.5)}
     lam: float = 0.1
     means: int = 1
     of: int = 10
@@ -79,8 +85,8 @@ class FedMix(Term):
             )
 
     def extend(self, net: Net, clients: int) -> None:
-        if not net.input_dtype.is_floating_point:
-            raise BadInput("fedmix averages inputs, and this network reads token ids")
+        if net.not_numbers:
+            raise BadInput(f"fedmix averages inputs, and this network reads {net.not_numbers}")
 
     # ------------------------------------------------------------------ the means
 

@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch, Term
+from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -41,7 +43,10 @@ class FedNTD(Term):
 
     name: ClassVar[str] = "fedntd"
     family: ClassVar[str] = "drift correction"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # its logits are [n, S, K], one set per draw
+    tunable: ClassVar[Tunable] = {"beta": Log(0.05, 5), "tau": Linear(1, 5)}
     beta: float = 1.0
     tau: float = 1.0
 

@@ -14,8 +14,10 @@ from fedloom.core.net import Net
 from fedloom.core.phase import Phase
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree, clone
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.combination import combination_weights, combined, head_statistics
@@ -70,10 +72,14 @@ class FedPAC(Method):
 
     name: ClassVar[str] = "fedpac"
     family: ClassVar[str] = "representation"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ("class_means", "class_counts")
     personal_model: ClassVar[bool] = True
     passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
+    # The paper's grid of lam.
+    tunable: ClassVar[Tunable] = {"lam": Log(0.1, 10), "head_lr": Log(1e-2, 1)}
     lam: float = 1.0
     head_lr: float = 0.1
     head_epochs: int = 1

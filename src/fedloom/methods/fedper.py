@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase, tuning
+from fedloom.core.tunable import Integer, Tunable
 from fedloom.methods import register
 
 
@@ -34,6 +35,8 @@ class FedPer(Method):
 
     name: ClassVar[str] = "fedper"
     family: ClassVar[str] = "personal layers"
+    tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(0, 10)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = "* !head.*"
     adapt_epochs: int = 0
 

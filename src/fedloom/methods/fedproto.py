@@ -13,8 +13,10 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.round import Round
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.prototypes import class_sums
@@ -59,9 +61,12 @@ class FedProto(Method):
 
     name: ClassVar[str] = "fedproto"
     family: ClassVar[str] = "representation"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ("class_means", "class_counts")
     passes_on_average: ClassVar[bool] = True
     # A mixture of two classes has no prototype; control variates correct shared weights only.
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "control_variates")
+    tunable: ClassVar[Tunable] = {"lam": Log(1e-2, 10)}
     shared: str = ""
     lam: float = 1.0
     align: Literal["global", "local"] = "global"

@@ -9,6 +9,7 @@ from fedloom.core.method import Method
 from fedloom.core.site import Site
 from fedloom.core.term import Term
 from fedloom.core.tree import Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -38,6 +39,9 @@ class Proximal(Term):
 
     name: ClassVar[str] = "proximal"
     family: ClassVar[str] = "drift correction"
+    # The paper's grid.
+    tunable: ClassVar[Tunable] = {"mu": Log(1e-3, 1)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     mu: float = 0.01
 
     def __post_init__(self) -> None:

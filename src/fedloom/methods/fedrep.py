@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.phase import Phase, tuning
+from fedloom.core.tunable import Integer, Tunable
 from fedloom.methods import register
 
 
@@ -38,6 +39,8 @@ class FedRep(Method):
 
     name: ClassVar[str] = "fedrep"
     family: ClassVar[str] = "personal layers"
+    tunable: ClassVar[Tunable] = {"head_epochs": Integer(1, 10), "adapt_epochs": Integer(0, 10)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = "* !head.*"
     head_epochs: int = 4
     body_epochs: int = 1

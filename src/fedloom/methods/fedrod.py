@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State
+from fedloom.core.tunable import Linear, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.balanced import log_prior
@@ -61,6 +63,10 @@ class FedRoD(Method):
 
     name: ClassVar[str] = "fedrod"
     family: ClassVar[str] = "personal layers"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    # From plain cross-entropy to the balanced softmax.
+    tunable: ClassVar[Tunable] = {"gamma": Linear(0, 1)}
+    reveals: ClassVar[tuple[str, ...]] = ("class_weights",)
     shared: str = "* !personal_head.*"
     gamma: float = 1.0
 

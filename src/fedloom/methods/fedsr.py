@@ -13,8 +13,10 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.phase import Phase, tuning
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.models.gaussian import SMALLEST, Gaussian, Sample
@@ -78,7 +80,11 @@ class FedSR(Method):
 
     name: ClassVar[str] = "fedsr"
     family: ClassVar[str] = "representation"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
+    # FedCR: 0.001 to 0.01, and 0.001.
+    tunable: ClassVar[Tunable] = {"l2": Log(1e-4, 0.1), "cmi": Log(1e-5, 1e-2)}
     l2: float = 0.01
     cmi: float = 0.0005
     dim: int = 256

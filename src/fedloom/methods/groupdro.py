@@ -14,6 +14,7 @@ from fedloom.core.method import Method
 from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.tree import State
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -53,8 +54,10 @@ class GroupDRO(Method):
 
     name: ClassVar[str] = "groupdro"
     family: ClassVar[str] = "fairness"
+    reveals: ClassVar[tuple[str, ...]] = ()
     passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
+    tunable: ClassVar[Tunable] = {"eta": Log(1e-3, 1)}
     weighting: Literal["samples", "uniform"] = "uniform"
     eta: float = 0.01
     measure: Literal["received", "training"] = "received"

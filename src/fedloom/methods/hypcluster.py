@@ -12,6 +12,7 @@ from fedloom.core.net import Net
 from fedloom.core.round import Round
 from fedloom.core.site import Site
 from fedloom.core.tree import State, Tree, WeightedSum, select
+from fedloom.core.tunable import Integer, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools.stacked_models import pick_model, stack_models
 from fedloom.methods import register
@@ -48,11 +49,14 @@ class HypCluster(Method):
 
     name: ClassVar[str] = "hypcluster"
     family: ClassVar[str] = "clusters and mixtures"
+    reveals: ClassVar[tuple[str, ...]] = ()
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "the server holds several models"
     # These apply one correction to all clients, who here train different models.
     refuses: ClassVar[tuple[str, ...]] = ("client_momentum", "control_variates")
+    # FedPAC: 3 and 5.
+    tunable: ClassVar[Tunable] = {"k": Integer(2, 5)}
     k: int = 3
     common: str = ""
     server_lr: float = 1.0

@@ -11,7 +11,9 @@ from torch import Tensor
 from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Integer, Linear, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.neighbours import Kernel, neighbour_votes
@@ -54,6 +56,10 @@ class KNNPer(Method):
 
     name: ClassVar[str] = "knnper"
     family: ClassVar[str] = "personal model"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    # FedPAC's grid of lam is 0.5 to 0.8.
+    tunable: ClassVar[Tunable] = {"k": Integer(5, 20), "lam": Linear(0.1, 0.9)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     k: int = 10
     lam: float | None = 0.5
     kernel: Kernel = "distance"

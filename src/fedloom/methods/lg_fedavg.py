@@ -32,4 +32,5 @@ class LGFedAvg(Method):
 
     name: ClassVar[str] = "lg_fedavg"
     family: ClassVar[str] = "personal layers"
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = "head.*"

@@ -28,4 +28,5 @@ class Local(Method):
 
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "baseline"
+    reveals: ClassVar[tuple[str, ...]] = ()
     shared: str = ""

@@ -11,6 +11,7 @@ import torch
 from fedloom.core.net import Net
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.soft_labels import soft_labels
@@ -43,7 +44,10 @@ class Mixup(Term):
 
     name: ClassVar[str] = "mixup"
     family: ClassVar[str] = "extra data"
+    reveals: ClassVar[tuple[str, ...]] = ()
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "fedmix", "spherefed")
+    # The paper: 0.1 to 1.
+    tunable: ClassVar[Tunable] = {"alpha": Log(0.05, 1)}
     alpha: float = 0.2
     per: Literal["batch", "pair"] = "batch"
 
@@ -52,8 +56,8 @@ class Mixup(Term):
             raise BadInput(f"mixup: alpha is 0 (no mixing) or positive, not {self.alpha}")
 
     def extend(self, net: Net, clients: int) -> None:
-        if not net.input_dtype.is_floating_point:
-            raise BadInput("mixup averages inputs, and this network reads token ids")
+        if net.not_numbers:
+            raise BadInput(f"mixup averages inputs, and this network reads {net.not_numbers}")
 
     def inputs(self, b: Batch, s: Site) -> None:
         if not self.alpha:

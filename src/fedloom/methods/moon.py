@@ -13,6 +13,7 @@ from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.site import Site
 from fedloom.core.term import Batch, Term
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -47,7 +48,10 @@ class ModelContrast(Term):
 
     name: ClassVar[str] = "model_contrast"
     family: ClassVar[str] = "drift correction"
+    reveals: ClassVar[tuple[str, ...]] = ()
     keeps_what_it_sent: ClassVar[str] = "the next contrast's negative is the extractor it sent"
+    # The grids of mu in the paper and in FedBR; tau is 0.5 in both, its range is ours.
+    tunable: ClassVar[Tunable] = {"mu": Log(1e-2, 10), "tau": Linear(0.1, 1)}
     mu: float = 1.0
     tau: float = 0.5
 
@@ -100,6 +104,7 @@ class ProjectionHead(Term):
 
     name: ClassVar[str] = "projection_head"
     family: ClassVar[str] = "representation"
+    reveals: ClassVar[tuple[str, ...]] = ()
     # They have put a head of their own on the body by then, or know the sizes of all layers.
     refuses: ClassVar[tuple[str, ...]] = (
         "dualfed",

@@ -13,6 +13,7 @@ from fedloom.core.rng import rng_scope
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import Tree, place
+from fedloom.core.tunable import Integer, Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.second_order import differentiable_twice
@@ -60,6 +61,8 @@ class PerFedAvg(Method):
 
     name: ClassVar[str] = "perfedavg"
     family: ClassVar[str] = "personal model"
+    tunable: ClassVar[Tunable] = {"alpha": Log(1e-3, 0.1), "adapt_steps": Integer(1, 10)}
+    reveals: ClassVar[tuple[str, ...]] = ()
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.01
     variant: Literal["exact", "hessian_free", "first_order"] = "exact"

@@ -15,6 +15,7 @@ from fedloom.core.optimizers import clipped
 from fedloom.core.phase import Opt
 from fedloom.core.round import Round
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 from fedloom.ops.hyper_network import hyper_network, vector_jacobian_product
@@ -66,11 +67,13 @@ class PFedHN(Method):
 
     name: ClassVar[str] = "pfedhn"
     family: ClassVar[str] = "personal model"
+    reveals: ClassVar[tuple[str, ...]] = ()
     personal_model: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "every client's model is made for it"
     # They correct towards a model that all clients share.
     refuses: ClassVar[tuple[str, ...]] = ("client_momentum", "control_variates", "fedgen")
+    tunable: ClassVar[Tunable] = {"server_lr": Log(1e-3, 0.1)}
     shared: str = "* !@bn"
     opt: Opt = field(default_factory=lambda: Opt(clip=50.0))
     server_lr: float = 0.01

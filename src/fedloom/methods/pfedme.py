@@ -12,6 +12,7 @@ from fedloom.core.phase import Phase
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.methods import register
 
@@ -54,8 +55,11 @@ class PFedMe(Method):
 
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personal model"
+    reveals: ClassVar[tuple[str, ...]] = ()
     personal_model: ClassVar[bool] = True
     refuses: ClassVar[tuple[str, ...]] = ("proximal", "control_variates", "client_momentum")
+    # FedPAC's grid of lam.
+    tunable: ClassVar[Tunable] = {"lam": Log(0.1, 100), "inner_lr": Log(1e-3, 0.1)}
     weighting: Literal["samples", "uniform"] = "uniform"
     lam: float = 15.0
     steps: int = 5
@@ -68,6 +72,12 @@ class PFedMe(Method):
             raise BadInput("pfedme: lam and inner_lr must be positive")
         if self.steps < 1:
             raise BadInput(f"pfedme: steps must be at least 1, got {self.steps}")
+
+    @property
+    def pace(self) -> float:
+        """lam (w - theta) for a theta that went `steps` steps of `inner_lr` from w, if not all the
+        way to where the two pulls are even."""
+        return min(1.0, self.lam * self.inner_lr * self.steps)
 
     def client_init(self, s: Site) -> State:
         return {**super().client_init(s), self.name: s.start}

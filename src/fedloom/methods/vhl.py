@@ -10,7 +10,9 @@ from torch import Tensor
 
 from fedloom.core.net import Net
 from fedloom.core.site import Site
+from fedloom.core.task import Need
 from fedloom.core.term import Batch, Term
+from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
 from fedloom.method_tools.virtual_data import virtual_data
 from fedloom.methods import register
@@ -57,8 +59,11 @@ class VHL(Term):
 
     name: ClassVar[str] = "vhl"
     family: ClassVar[str] = "extra data"
+    needs: ClassVar[tuple[Need, ...]] = ("classes",)
+    reveals: ClassVar[tuple[str, ...]] = ()
     # FedCR's logits are [n, S, K]; SphereFed's are cosines, too small a range for cross-entropy.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "spherefed")
+    tunable: ClassVar[Tunable] = {"alpha": Log(0.1, 10), "lam": Log(0.1, 10)}
     alpha: float = 1.0
     lam: float = 1.0
     tau: float = 0.07
@@ -76,8 +81,8 @@ class VHL(Term):
             )
 
     def extend(self, net: Net, clients: int) -> None:
-        if not net.input_dtype.is_floating_point:
-            raise BadInput("vhl makes real-valued noise, and this network reads token ids")
+        if net.not_numbers:
+            raise BadInput(f"vhl makes real-valued noise, and this network reads {net.not_numbers}")
 
     def loss(self, b: Batch, s: Site) -> Tensor | float:
         if not self.alpha and not self.lam:

@@ -1,6 +1,9 @@
-"""The papers' small convolutional networks for images."""
+"""The papers' small convolutional networks for images, and a smaller one for quick experiments."""
 
 from __future__ import annotations
+
+from itertools import pairwise
+from typing import Literal
 
 from torch import nn
 
@@ -88,6 +91,36 @@ def groupnorm_cnn(shape: tuple[int, ...], classes: int) -> Net:
         layers += [conv, nn.ReLU(), nn.GroupNorm(8, width)]
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Net(shape, body=body, head=nn.Linear(128, classes))
+
+
+@models
+def small_cnn(
+    shape: tuple[int, ...],
+    classes: int,
+    channels: tuple[int, ...] = (8, 16),
+    hidden: int = 64,
+    norm: Literal["none", "batch"] = "none",
+) -> Net:
+    """A network of seconds: 3x3 convolutions with pooling, a layer of `hidden`, the head.
+
+    `norm=batch` puts BatchNorm before every ReLU.
+
+    >>> net = small_cnn((1, 28, 28), 10)
+    >>> net.shape_of(net.feature)
+    torch.Size([64])
+    """
+    require_image("small_cnn", shape, least=2 ** len(channels), instead="mlp")
+    layers: list[nn.Module] = []
+    for width_in, width in pairwise((shape[0], *channels)):
+        after = [nn.BatchNorm2d(width)] if norm == "batch" else []
+        conv = nn.Conv2d(width_in, width, 3, padding=1)
+        layers += [conv, *after, nn.ReLU(), nn.MaxPool2d(2)]
+    body = nn.Sequential(*layers, nn.Flatten())
+    body.append(nn.Linear(width_of(body, shape), hidden))
+    if norm == "batch":
+        body.append(nn.BatchNorm1d(hidden))
+    body.append(nn.ReLU())
+    return Net(shape, body=body, head=nn.Linear(hidden, classes))
 
 
 def _conv(

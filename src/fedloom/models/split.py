@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.fields import Fields
+from fedloom.core.flat_rows import arguments, made_up_rows
 from fedloom.core.net import Net
 from fedloom.core.rng import generator, rng_scope
 from fedloom.errors import BadInput, UnknownName
@@ -23,7 +25,9 @@ _SCALE = 1.25
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def split(module: nn.Module, head: str, *, shape: tuple[int, ...], **stages: str) -> Net:
+def split(
+    module: nn.Module, head: str, *, shape: tuple[int, ...], fields: Fields = (), **stages: str
+) -> Net:
     """A net whose stage `head` is the named submodule and whose `body` is all that comes before.
 
     The module may be of any kind: its `forward` is kept, with the head taken out. The module
@@ -32,6 +36,8 @@ def split(module: nn.Module, head: str, *, shape: tuple[int, ...], **stages: str
     Args:
         head: the submodule that makes the output, by its path (`fc`, `classifier.2`).
         shape: shape of one input.
+        fields: of data with several inputs or rows of unlike length (`data.fields`): the module is
+            called with one argument for each.
         stages: further cuts, in order: `early="conv1"` is a stage of everything up to and
             including `conv1`, and `body` is what remains before the head. Only for modules that
             run their children one after another.
@@ -46,7 +52,12 @@ def split(module: nn.Module, head: str, *, shape: tuple[int, ...], **stages: str
     reference = deepcopy(module).cpu()
     for path in (head, *stages.values()):
         _require(reference, path)
-    probe, expected = _probe(reference, tuple(shape))
+    if fields and stages:
+        raise BadInput(
+            f"{_name(module)} takes several inputs and cannot be cut into {', '.join(stages)}; name"
+            " only its head"
+        )
+    probe, expected = _probe(reference, tuple(shape), fields)
     if not isinstance(expected, Tensor) or expected.ndim != 2 or len(expected) != len(probe):
         raise BadInput(
             f"{_name(module)} must return logits [n, classes] for a batch of n, it returns "
@@ -55,7 +66,7 @@ def split(module: nn.Module, head: str, *, shape: tuple[int, ...], **stages: str
     copied = deepcopy(reference)
     parts = _chain(copied, head, stages) if stages else _body_and_head(copied, head)
     net = Net(shape, **parts)
-    net.input_dtype = probe.dtype
+    net.input_dtype, net.fields = probe.dtype, fields
     _verify(net, reference, probe, head, bool(stages))
     net.unbind()
     return net
@@ -146,9 +157,15 @@ def _stop(links: list[tuple[str, nn.Module]], path: str) -> int:
 # ---------------------------------------------------------------------- proving
 
 
-def _probe(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Any]:
+def _probe(module: nn.Module, shape: tuple[int, ...], fields: Fields = ()) -> tuple[Tensor, Any]:
     """A batch the module accepts, and its output: random values or, where it embeds, indices."""
     draw = generator("split")
+    if fields:
+        rows = made_up_rows(fields, _PROBES, draw)
+        try:
+            return rows, _run(module, rows, train=False, fields=fields)
+        except Exception as e:  # whatever the user's own code raises
+            raise BadInput(_not_called(module, rows, fields, e)) from None
     values = torch.randn(_PROBES, *shape, generator=draw)
     values[0] = 0.0
     batches = [values]
@@ -164,9 +181,25 @@ def _probe(module: nn.Module, shape: tuple[int, ...]) -> tuple[Tensor, Any]:
     raise BadInput(f"{_name(module)} cannot be run on inputs of shape {shape} ({problems[-1]})")
 
 
-def _run(module: nn.Module, batch: Tensor, train: bool) -> Any:
+def _run(module: nn.Module, batch: Tensor, train: bool, fields: Fields = ()) -> Any:
     with torch.no_grad(), rng_scope("split"):
+        if fields:
+            by_position, by_name = arguments(fields, batch)
+            return module.train(train)(*by_position, **by_name)
         return module.train(train)(batch)
+
+
+def _not_called(module: nn.Module, rows: Tensor, fields: Fields, error: Exception) -> str:
+    """Why a module cannot be run on rows of several inputs, and what it is called with."""
+    by_position, by_name = arguments(fields, rows)
+    shown = [f"{['n', *value.shape[1:]]}".replace("'", "") for value in by_position]
+    shown += [
+        f"{name} {['n', *value.shape[1:]]}".replace("'", "") for name, value in by_name.items()
+    ]
+    return (
+        f"{_name(module)} cannot be run on the inputs of the data ({type(error).__name__}:"
+        f" {error}); its forward is called with: {', '.join(shown)}"
+    )
 
 
 def _verify(net: Net, reference: nn.Module, probe: Tensor, head: str, chained: bool) -> None:
@@ -201,7 +234,7 @@ def _difference(
             output = net(w, probe, train=train, want=net.logits)[net.logits]
         except Exception as e:  # whatever the user's own code raises without its head
             return f"fail ({type(e).__name__}: {e})"
-    expected = _run(original, probe, train)
+    expected = _run(original, probe, train, net.fields)
     if output.shape == expected.shape and torch.allclose(output, expected, 1e-4, 1e-5):
         return None
     return "do not give its output"

@@ -25,7 +25,8 @@ def timm_encoder(
     """A timm model without its classifier as body, and a new linear head.
 
     Args:
-        name: a timm architecture, or one with its pretraining tag (`'resnet18.tv_in1k'`, quoted).
+        name: a timm architecture, or one with its pretraining tag (`'resnet18.tv_in1k'`, quoted);
+            or `'local-dir:FOLDER'`, a folder as timm saves models for the hub.
         pretrained: start from the weights the hub has for it. Without network, a run's `start`
             takes a local file of the whole model, and `start_without` its classifier.
     """
@@ -46,7 +47,7 @@ def _timm() -> ModuleType:
 
 
 def _create(timm: ModuleType, name: str, pretrained: bool, channels: int) -> Any:
-    if not name.startswith("hf-hub:") and not timm.is_model(name):
+    if not name.startswith(("hf-hub:", "local-dir:")) and not timm.is_model(name):
         raise UnknownName("timm encoder", name, get_close_matches(name, timm.list_models(), n=1))
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from fedloom.core.net import Net
 from fedloom.core.tree import Tree
 from fedloom.errors import BadInput
+from fedloom.models.lora import LORA
 
 _COUNTER = "num_batches_tracked"
 """Of BatchNorm: absent from files of older torch versions, and read by no forward pass."""
@@ -36,7 +37,8 @@ def fill(net: Net, tensors: Tree, without: str, origin: str) -> None:
     without the stage (`conv1.weight`). Every tensor of the file has to find its place and every
     tensor of the network its value, because a network that was filled by half trains without
     complaint and worse; the words of `without` are patterns of those, of the file or of the
-    network, that are left out. `origin` names the file in messages.
+    network, that are left out. Adapters, which begin at nothing, may always be absent. `origin`
+    names the file in messages.
     """
     words = without.split()
     taken = {name: value for name, value in tensors.items() if not _matches(name, words)}
@@ -53,8 +55,8 @@ def fill(net: Net, tensors: Tree, without: str, origin: str) -> None:
                 f" {tuple(net.initial[key].shape)}; check the channels of the data and the model's"
                 f" options, or begin without it: start_without = '{_stage_pattern(key)}'"
             )
-    missing = [k for k in net.keys if k not in values and not k.endswith(_COUNTER)]
-    missing = [k for k in missing if not _matches(k, words)]
+    missing = [k for k in net.keys if k not in values and not _matches(k, words)]
+    missing = [k for k in missing if not k.endswith(_COUNTER) and LORA not in k.split(".")]
     if missing:
         raise BadInput(
             f"{origin} lacks {missing[0]!r} ({len(missing)} of {len(net.keys)} tensors); name what"

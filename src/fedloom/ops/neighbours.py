@@ -28,4 +28,4 @@ def neighbour_votes(
     near, neighbours = distance.topk(min(k, len(stored)), largest=False)
     log_weight = -near if kernel == "distance" else -(near**2) / z.shape[1]
     votes = log_weight.softmax(1)  # the weights over their sum, also where all of them underflow
-    return votes.new_zeros(len(z), classes).scatter_add_(1, y[neighbours], votes)
+    return votes.new_zeros(z.shape[0], classes).scatter_add_(1, y[neighbours], votes)

@@ -14,6 +14,7 @@ import numpy as np
 
 from fedloom.data.partition.draw import Ints, class_totals, empty
 from fedloom.errors import BadInput
+from fedloom.files import parse_json, read_regular, write_atomic
 
 FORMAT = "fedloom partition 1"
 SplitName = Literal["train", "val", "test"]
@@ -152,7 +153,7 @@ class Partition:
     def from_json(cls, text: str, where: str = "this text") -> Partition:
         """The partition written by `to_json`; an error if a row was altered since."""
         try:
-            saved = json.loads(text)
+            saved = parse_json(text)
             if saved["format"] != FORMAT:
                 raise ValueError(saved["format"])
             maps = saved["label_maps"]
@@ -176,13 +177,13 @@ class Partition:
 
     def save(self, path: str | Path) -> None:
         """Write the partition to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_atomic(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Partition:
         """Read a saved partition and check that it was not altered."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = read_regular(Path(path)).decode("utf-8")
         except (OSError, UnicodeDecodeError) as e:
             raise BadInput(f"cannot read the partition file {path} ({e})") from None
         return cls.from_json(text, where=f"partition file {path}")

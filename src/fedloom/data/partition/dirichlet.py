@@ -64,7 +64,7 @@ def _class_wise(
     sizes = np.zeros(clients, dtype=np.int64)
     for k in np.flatnonzero(totals):
         open_to = sizes < totals.sum() / clients if capped else np.ones(clients, dtype=bool)
-        share = gen.dirichlet(np.full(clients, alpha)) * open_to
+        share = gen.dirichlet(np.full(clients, float(alpha))) * open_to
         # A small alpha may put all of its mass on clients that are already full.
         share = share / share.sum() if share.sum() > 0 else open_to / open_to.sum()
         counts[:, k] = np.diff(np.rint(np.cumsum(share) * totals[k]).astype(np.int64), prepend=0)
@@ -85,7 +85,7 @@ def dirichlet_equal(
     positive(alpha=alpha)
     _enough(labels, clients)
     gen, left = rng(seed, "dirichlet_equal"), class_totals(labels, classes)
-    taste = gen.dirichlet(np.full(classes, alpha), size=clients)
+    taste = gen.dirichlet(np.full(classes, float(alpha)), size=clients)
     counts = np.zeros((clients, classes), dtype=np.int64)
     quota = np.full(clients, len(labels) // clients)
     while quota.any():

@@ -14,6 +14,8 @@ from fedloom.errors import BadInput, PartitionError
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+MOST, MOST_WHOLE = 1e15, 10_000_000
+"""The largest arguments: beyond them sums overflow, and lists take all memory."""
 TRIES = 2000
 """Redraws before a partitioner gives up."""
 
@@ -24,17 +26,18 @@ def rng(seed: int, *purpose: Hashable) -> np.random.Generator:
 
 
 def positive(**values: Any) -> None:
-    """Refuse arguments that are not numbers above zero, by name."""
+    """Refuse arguments that are not numbers above zero, or beyond any use, by name."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise BadInput(f"{name} must be a number above zero, not {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= MOST:
+            raise BadInput(f"{name} must be a number above zero, not {value!r:.80}")
 
 
 def whole(**values: Any) -> None:
     """Refuse arguments that are not whole numbers above zero, by name."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise BadInput(f"{name} must be a whole number above zero, not {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_WHOLE:
+            raise BadInput(f"{name} must be a whole number above zero, not {value!r:.80}")
 
 
 def wholes(**values: Any) -> None:

@@ -14,7 +14,7 @@ NATURAL = frozenset({"by_domain", "by_user"})
 
 @partitions
 def by_domain(
-    per_domain: int = 1, *, labels: Ints, classes: int, domain: Ints | None
+    per_domain: int = 1, *, labels: Ints | None, classes: int, domain: Ints | None
 ) -> list[Ints]:
     """A domain is a client (DualFed); with `per_domain=2` it is two, of half of the classes each.
 
@@ -26,6 +26,13 @@ def by_domain(
             "by_domain needs data with domains, and this source names none; "
             "name the column of a table by domain=... (--domain on the command line)"
         )
+    if labels is None:
+        if per_domain > 1:
+            raise PartitionError(
+                f"per_domain = {per_domain} divides a domain by classes, and rows have none; leave"
+                " it out"
+            )
+        return [np.flatnonzero(domain == d) for d in np.unique(domain)]
     if per_domain > classes:
         raise PartitionError(f"per_domain={per_domain} but there are only {classes} classes")
     blocks = np.array_split(np.arange(classes), per_domain)
@@ -52,7 +59,7 @@ def by_user(min_size: int = 1, *, user: Ints | None) -> list[Ints]:
 
 
 @partitions
-def iid(*, labels: Ints, clients: int, seed: int) -> list[Ints]:
+def iid(*, rows: int, clients: int, seed: int) -> list[Ints]:
     """Rows shuffled and dealt out; client sizes differ by one at most."""
-    rows = rng(seed, "iid").permutation(len(labels))
-    return [np.sort(part) for part in np.array_split(rows, clients)]
+    shuffled = rng(seed, "iid").permutation(rows)
+    return [np.sort(part) for part in np.array_split(shuffled, clients)]

@@ -3,16 +3,20 @@
 A partitioner divides labels over clients. Its own arguments come first and may be positional in an
 expression; what it needs of the data are keyword-only arguments, filled by name:
 
-    labels [n], classes (K), clients (N), seed, domain [n] or None, user [n] or None
+    labels [n], classes (K), rows (n), clients (N), seed, domain [n] or None, user [n] or None
 
-It returns one array of positions into `labels` per client. A modifier gets those as `parts`, with
+One that takes `labels` is refused where rows have no classes, unless it takes None for them.
+It returns one array of positions into the rows per client. A modifier gets those as `parts`, with
 `labels`, `classes` and `seed`, and returns thinner ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
+from typing import get_args
 
+from fedloom.argument_types import argument_types
 from fedloom.data.partition.draw import Ints, whole
 from fedloom.errors import BadInput, PartitionError
 from fedloom.expression import Call, parse
@@ -32,15 +36,24 @@ CLIENTS = 20
 class Pool:
     """The rows of a source that are to be divided, as a partitioner sees them."""
 
-    labels: Ints
+    labels: Ints | None
+    """The classes; None where rows have none."""
     classes: int
     domain: Ints | None = None
     user: Ints | None = None
+    rows: int = -1
+    """How many there are; by default as many as labels."""
+
+    def __post_init__(self) -> None:
+        if self.labels is not None:
+            object.__setattr__(self, "rows", len(self.labels))
 
     def only(self, rows: Ints) -> Pool:
         """The pool of these rows alone."""
-        domain, user = (None if a is None else a[rows] for a in (self.domain, self.user))
-        return Pool(self.labels[rows], self.classes, domain, user)
+        labels, domain, user = (
+            None if a is None else a[rows] for a in (self.labels, self.domain, self.user)
+        )
+        return Pool(labels, self.classes, domain, user, len(rows))
 
 
 def deal(expression: str, pool: Pool, clients: int | None, seed: int) -> list[Ints]:
@@ -55,9 +68,17 @@ def deal(expression: str, pool: Pool, clients: int | None, seed: int) -> list[In
     """
     first, *rest = _calls(expression)
     whole(clients=CLIENTS if clients is None else clients)
-    if not len(pool.labels):
+    if not pool.rows:
         raise PartitionError(f"there are no rows for {expression!r} to divide")
-    context = {"labels": pool.labels, "classes": pool.classes, "seed": seed}
+    if pool.labels is None:
+        for call, registry in [(first, partitions), *((call, modifiers) for call in rest)]:
+            _check_without_classes(call, registry)
+    context = {
+        "labels": pool.labels,
+        "classes": pool.classes,
+        "rows": pool.rows,
+        "seed": seed,
+    }
     parts: list[Ints] = partitions.build(
         first, **context, clients=clients or CLIENTS, domain=pool.domain, user=pool.user
     )
@@ -75,6 +96,17 @@ def deal(expression: str, pool: Pool, clients: int | None, seed: int) -> list[In
             f"({len(lacking)} of {len(parts)} clients); use fewer clients or a milder partition"
         )
     return parts
+
+
+def _check_without_classes(call: Call, registry: Registry) -> None:
+    """Refuse what divides by classes, for rows that have none."""
+    entry = registry[call.name]
+    takes = argument_types(entry).get("labels")
+    if "labels" in signature(entry).parameters and type(None) not in get_args(takes):
+        raise PartitionError(
+            f"{call.name} divides rows by their classes, and these have none; use iid, by_user or"
+            " by_domain"
+        )
 
 
 def partitioner(expression: str) -> str:
