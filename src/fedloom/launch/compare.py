@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedloom.core.method import Method
+from fedloom.core.metrics import Metric, metric, words
 from fedloom.errors import BadInput
 from fedloom.files import file_name, write_json
 from fedloom.launch import tables
@@ -16,6 +17,7 @@ from fedloom.launch.notebook import as_html
 from fedloom.launch.progress import python_bar
 from fedloom.launch.start import complete, engine_of, with_settings
 from fedloom.methods import parse_method
+from fedloom.policy.simulation import check_experiment
 from fedloom.record import Summary
 from fedloom.runs.config import RunSettings
 from fedloom.runs.experiment import Model
@@ -39,17 +41,22 @@ class Row:
     @property
     def accuracies(self) -> list[float]:
         """One for each seed."""
-        return [summary.accuracy for summary in self.summaries]
+        return [summary.value for summary in self.summaries]
+
+    @property
+    def metric(self) -> Metric:
+        """What the numbers are."""
+        return metric(self.summaries[0].metric)
 
     @property
     def accuracy(self) -> float:
-        """Mean over seeds."""
-        return self._mean("accuracy")
+        """The number of the runs, mean over seeds; of most runs it is an accuracy."""
+        return self._mean(self.metric.name)
 
     @property
     def deviation(self) -> float | None:
         """Standard deviation over seeds; a single one has none."""
-        number = tables.over_seeds(self.summaries, "accuracy")
+        number = tables.over_seeds(self.summaries, self.metric.name)
         return None if number is None else number.std
 
     def _mean(self, key: str) -> float:
@@ -60,15 +67,15 @@ class Row:
         """In JSON's types: means over seeds, and the values of every seed."""
         return {
             "method": self.label,
-            "accuracy": self.accuracy,
-            "accuracy_std_over_seeds": self.deviation,
+            self.metric.name: self.accuracy,
+            f"{self.metric.name}_std_over_seeds": self.deviation,
             "worst_decile": self._mean("worst_decile"),
             "megabytes_up_per_client": self._mean("megabytes_up_per_client"),
             "seconds": self._mean("seconds"),
             "seeds": [
                 {
                     "seed": summary.seed,
-                    "accuracy": summary.accuracy,
+                    summary.metric: summary.value,
                     "worst_decile": summary.worst_decile,
                     "newcomers": summary.newcomers and summary.newcomers.value,
                     "seconds": summary.seconds,
@@ -111,8 +118,9 @@ class Comparison:
     def __repr__(self) -> str:
         lines = []
         for row in self.rows:
-            spread = "" if row.deviation is None else f" ± {100 * row.deviation:.2f}"
-            lines.append(f"{row.label}: {100 * row.accuracy:.2f}{spread} %")
+            number = tables.OverSeeds(row.accuracy, row.deviation).shown(row.metric)
+            name = "" if row.metric.name == "accuracy" else f"{words(row.metric.name)} "
+            lines.append(f"{row.label}: {name}{number}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -132,12 +140,14 @@ def compare(
     watch: Watch | None = None,
     overwrite: bool = False,
     progress: bool | None = None,
+    policy: str | Path | None = None,
     **settings: Unpack[RunSettings],
 ) -> Comparison:
     """Run every method with every seed; settings are the keys of `RunConfig`.
 
     With `out`, runs that ended in an earlier, interrupted comparison are not run again and one
-    that stopped half-way is resumed. `watch` gives watchers to every run.
+    that stopped half-way is resumed. `watch` gives watchers to every run. `policy` is a
+    `site.toml`: where its rules refuse a method for any client, nothing is run.
 
     >>> comparison = compare(["local", "fedavg"], seeds=[0], rounds=1, clients=4, partition="iid")
     >>> [row.label for row in comparison.rows]
@@ -149,9 +159,10 @@ def compare(
         raise BadInput("a comparison takes seeds=[0, 1, ...], not seed")
     everything = [Given(method, data, model) for method in methods]
     base = everything[0].config(settings).imported()
-    _check_methods(everything)
+    check_methods(everything)
     for given in everything:  # what the protocol or the network refuses should not wait either
         experiment = replace(given, data=data).build(given.config(settings))
+        check_experiment(experiment, policy)
         data = experiment.data  # decoded and divided once for all
     rows: list[Row] = []
     with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:
@@ -171,7 +182,7 @@ def compare(
     return comparison
 
 
-def _check_methods(everything: Sequence[Given]) -> None:
+def check_methods(everything: Sequence[Given]) -> None:
     """The last method misspelt, or named twice, should not cost the runs before it."""
     labels: set[str] = set()
     folders: set[str] = set()

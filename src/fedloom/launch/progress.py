@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from fedloom.core.metrics import metric, words
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.watcher import RunView, Watcher
 
@@ -75,7 +76,8 @@ class BarWatcher(Watcher):
         assert self._line is not None
         self._progress.advance(self._line)
         if record.headline is not None:
-            status = f"{record.headline.metric} {100 * record.headline.value:.1f} %"
+            shown = metric(record.headline.metric).shown(record.headline.value, 1)
+            status = f"{words(record.headline.metric)} {shown}"
             self._progress.update(self._line, status=status)
         if self._whole is not None:
             self._progress.advance(self._whole, self._share)

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, TypeVar, Unpack, get_type_hints
 
 from fedloom.core.method import Method
+from fedloom.core.task import Task
 from fedloom.diagnose.recorder import Recorder
 from fedloom.diagnose.registry import chosen
+from fedloom.diagnose.snapshots import check_classes
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.launch.progress import python_bar
+from fedloom.policy.simulation import check_experiment
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.config import RunConfig, RunSettings
@@ -33,7 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 def with_settings(function: F) -> F:
     """Show the keys of `RunConfig` in a function's signature, in place of `**settings`, so that
     `help` and completion know them."""
-    signature, types = inspect.signature(function), get_type_hints(RunSettings)
+    signature = inspect.signature(function)
+    types = get_type_hints(RunSettings, localns={"Task": Task})
     fixed = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     keys = [
         inspect.Parameter(
@@ -55,19 +59,21 @@ def run(
     watchers: Sequence[Watcher] = (),
     overwrite: bool = False,
     progress: bool | None = None,
+    policy: str | Path | None = None,
     **settings: Unpack[RunSettings],
 ) -> Result:
     """Train and test one method; settings are the keys of `RunConfig`.
 
     `data` is a name, a path, a pair of arrays, a `Source`, or a `FederatedData` that is divided
     already. Without `out` nothing is written. `progress` shows a bar, by default in a terminal or
-    a notebook.
+    a notebook. `policy` is a `site.toml`: what its rules refuse for any client is not run.
 
     >>> run("fedavg", rounds=2, clients=4, partition="iid").summary.rounds
     2
     """
     given = Given(method, data, model)
     experiment = given.build(given.config(settings))
+    check_experiment(experiment, policy)
     with engine_of(experiment.config) as engine, python_bar(progress) as bar:
         return start(experiment, engine, [*watchers, *bar(given.label, 0)], overwrite)
 
@@ -199,6 +205,7 @@ def _recorder(experiment: Experiment, engine: Engine) -> list[Recorder]:
     if names is None:
         return []
     chosen(names)  # a misspelt name should not cost the rounds before it
+    check_classes(experiment)
     if engine.keeps_states:
         raise BadInput(
             "with this engine clients keep their models to themselves, so nothing can be diagnosed"
@@ -217,4 +224,5 @@ def _finish(runner: Runner, recorder: Sequence[Recorder]) -> Result:
         runner.clients,
         tuple(runner.warnings),
         [finding for one in recorder for finding in one.findings],
+        runner.before_last_round,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from fedloom.core.metrics import Metric, metric, words
 from fedloom.record import Summary
 
 if TYPE_CHECKING:  # half a second to import, for tables only
@@ -54,6 +55,15 @@ class OverSeeds:
             return None
         return cls(fmean(known), stdev(known) if len(known) > 1 else None)
 
+    def shown(self, of: Metric, digits: int = 2) -> str:
+        """Mean ± deviation in the metric's unit.
+
+        >>> OverSeeds.of([0.5, 0.52]).shown(metric("accuracy"), 1)
+        '51.0 ± 1.4 %'
+        """
+        spread = "" if self.std is None else f" ± {of.factor * self.std:.{digits}f}"
+        return f"{of.factor * self.mean:.{digits}f}{spread}{of.unit}"
+
     def percent(self, digits: int = 2) -> str:
         """Mean ± deviation in percent; of a single seed the number alone.
 
@@ -76,12 +86,13 @@ class AgainstAlone:
         """Over all clients and the seeds that both have; None where they have none in common."""
         by_seed = {summary.seed: summary.result.by_client() for summary in alone}
         changes = [
-            value - by_seed[summary.seed][cid]
+            metric(summary.metric).sign * (value - by_seed[summary.seed][cid])
             for summary in method
             if summary.seed in by_seed
             for cid, value in summary.result.by_client().items()
             if cid in by_seed[summary.seed]
         ]
+        changes = [change for change in changes if not math.isnan(change)]
         if not changes:
             return None
         return cls(fmean(c > 0 for c in changes), fmean(c < 0 for c in changes))
@@ -137,15 +148,17 @@ def to_latex(methods: Iterable[Labelled]) -> str:
     percent, the best in bold, then megabytes a client sent and seconds."""
     methods = list(methods)
     names = list(dict.fromkeys(s.result.metric for _, summaries in methods for s in summaries))
-    scores = {f"{_latex(name.capitalize())} (\\%)": name for name in names}
-    scores["Worst tenth (\\%)"] = "worst_decile"
+    of = metric(names[0]) if names else metric("accuracy")
+    unit = " (\\%)" if of.share else ""
+    scores = {f"{_latex(_capital(name))}{unit}": name for name in names}
+    scores[f"Worst tenth{unit}"] = "worst_decile"
     if any(s.newcomers for _, summaries in methods for s in summaries):
-        scores["Newcomers (\\%)"] = "newcomers"
+        scores[f"Newcomers{unit}"] = "newcomers"
     costs = {"MB sent": ("megabytes_up_per_client", 2), "Seconds": ("seconds", 1)}
     columns = [
         [_latex(label) for label, _ in methods],
         *(
-            _bold_best([over_seeds(summaries, key) for _, summaries in methods])
+            _bold_best([over_seeds(summaries, key) for _, summaries in methods], of)
             for key in scores.values()
         ),
         *(
@@ -198,16 +211,21 @@ def over_seeds(summaries: Sequence[Summary], key: str) -> OverSeeds | None:
     return OverSeeds.of(_numbers(summary).get(key) for summary in summaries)
 
 
-def _bold_best(numbers: Sequence[OverSeeds | None]) -> list[str]:
-    """Cells of one column in percent, the highest in bold; so are all that read the same."""
-    means = ["" if number is None else f"{100 * number.mean:.2f}" for number in numbers]
-    best = max(filter(None, means), key=float) if len(list(filter(None, means))) > 1 else None
+def _bold_best(numbers: Sequence[OverSeeds | None], of: Metric) -> list[str]:
+    """Cells of one column, shares in percent, the best in bold; so are all that read the same."""
+    means = ["" if number is None else f"{of.factor * number.mean:.2f}" for number in numbers]
+    several = len(list(filter(None, means))) > 1
+    best = max(filter(None, means), key=lambda mean: of.gain(float(mean))) if several else None
     cells = []
     for number, mean in zip(numbers, means, strict=True):
         shown = f"\\textbf{{{mean}}}" if mean == best else mean
         deviation = None if number is None else number.std
-        cells.append(shown if deviation is None else f"{shown} $\\pm$ {100 * deviation:.2f}")
+        cells.append(shown if deviation is None else f"{shown} $\\pm$ {of.factor * deviation:.2f}")
     return [cell or "--" for cell in cells]
+
+
+def _capital(name: str) -> str:
+    return words(name)[0].upper() + words(name)[1:]
 
 
 def _plain(number: OverSeeds | None, digits: int) -> str:

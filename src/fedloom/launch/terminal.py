@@ -10,11 +10,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.core.metrics import Metric, metric
 from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
 from fedloom.launch.compare import Comparison
 from fedloom.launch.tables import AgainstAlone, OverSeeds, over_seeds, training_alone
 from fedloom.record import LedgerStep, Summary
+from fedloom.runs.adapted import Adapted
 from fedloom.runs.ledger import Account
 from fedloom.runs.result import Result, summary_rows
 
@@ -27,6 +29,28 @@ def summary_table(result: Result) -> Table:
     return table
 
 
+def adapted_table(adapted: Adapted) -> Table:
+    """A newcomer's model beside what it began with and training alone."""
+    card, of = adapted.model.card, metric(adapted.metric)
+    table = Table(title=Text(f"{card.name} joins: {card.training_rows} training rows"))
+    table.add_column("model")
+    for split, rows in card.rows_scored.items():
+        table.add_column(f"{of.title}\n{rows} {split} rows", justify="right")
+    for name, scores in (
+        ("as received", adapted.received),
+        (f"joined, {adapted.epochs} epochs", adapted.adapted),
+        (f"alone, {adapted.epochs} epochs", adapted.alone),
+    ):
+        values = (scores[split][adapted.metric] for split in card.rows_scored)
+        table.add_row(name, *("-" if v is None else f"{of.factor * v:.2f}" for v in values))
+    for gain in adapted.gains:
+        low, high = (f"{of.factor * end:+.2f}" for end in gain.interval)
+        shown = f"{of.factor * gain.value:+.2f} ({low} to {high})"
+        over = "over alone" if gain.over == "alone" else "over received"
+        table.add_row(f"gain {over}, 95 %", shown)
+    return table
+
+
 def profile_table(summary: Summary) -> Table:
     """Where the time of a run went, in this process and in the engine's others."""
     places = {k: v for k, v in summary.activities.items() if v}
@@ -34,11 +58,11 @@ def profile_table(summary: Summary) -> Table:
     table = Table(title=f"Where the time went ({summary.seconds:.1f} s by the clock)")
     table.add_column("activity")
     for place in (*places, "share"):
-        table.add_column(place, justify="right")
+        table.add_column(Text(place), justify="right")
     for activity in get_args(Activity):
         spent = [seconds.get(activity, 0.0) for seconds in places.values()]
         shown = [f"{s:.2f} s" for s in spent]
-        table.add_row(activity, *shown, f"{100 * sum(spent) / whole:.1f} %")
+        table.add_row(Text(activity), *shown, f"{100 * sum(spent) / whole:.1f} %")
     return table
 
 
@@ -48,16 +72,17 @@ class Column(NamedTuple):
     key: str
     head: str
     shown: str
-    """`%`: percent with the deviation over seeds; `share`: percent; else the format of a mean."""
+    """`result`: with the deviation over seeds; `mean`: without; else the format of a mean."""
 
 
-COLUMNS = (
-    Column("accuracy", "accuracy %", "%"),
-    Column("worst_decile", "worst\ntenth %", "share"),
-    Column("megabytes_up_per_client", "MB\nsent", ".2f"),
-    Column("seconds", "seconds", ".1f"),
-    Column("newcomers", "newcomers %", "%"),
-)
+def _columns(of: Metric) -> tuple[Column, ...]:
+    return (
+        Column(of.name, of.title, "result"),
+        Column("worst_decile", f"worst\ntenth{of.unit}", "mean"),
+        Column("megabytes_up_per_client", "MB\nsent", ".2f"),
+        Column("seconds", "seconds", ".1f"),
+        Column("newcomers", f"newcomers{of.unit}", "result"),
+    )
 
 
 METHOD_WIDTH = 22
@@ -68,20 +93,21 @@ def comparison_table(comparison: Comparison) -> Table:
     """Methods side by side, the best mean in bold; with `local` among them also how many clients
     gain and lose against training alone."""
     rows = comparison.rows
-    seeds = len(rows[0].summaries)
-    table = Table(title=f"Accuracy over {seeds} seed{'s' if seeds > 1 else ''}")
+    of, seeds = rows[0].metric, len(rows[0].summaries)
+    head = of.head.removesuffix(of.unit)
+    table = Table(title=f"{head} over {seeds} seed{'s' if seeds > 1 else ''}")
     table.add_column("method", overflow="fold", min_width=METHOD_WIDTH)
     alone = training_alone(comparison.methods)
     newcomers = any(s.newcomers for row in rows for s in row.summaries)
-    columns = [column for column in COLUMNS if column.key != "newcomers" or newcomers]
+    columns = [column for column in _columns(of) if column.key != "newcomers" or newcomers]
     against = ["gain/\nlose %"] if alone else []
     for head in [*(column.head for column in columns), *against]:
         table.add_column(head, justify="right", no_wrap=True)
     if alone:
         table.caption = "gain/lose: clients that do better and worse than by training alone"
-    best = max(row.accuracy for row in rows)
+    best = max((row.accuracy for row in rows), key=of.gain)
     for row in rows:
-        cells = [_cell(over_seeds(row.summaries, c.key), c.shown) for c in columns]
+        cells = [_cell(over_seeds(row.summaries, c.key), c.shown, of) for c in columns]
         if alone:
             cells.append(_gain_and_loss(row.summaries, alone))
         table.add_row(Text(row.label), *cells, style="bold" if row.accuracy == best else "")
@@ -94,12 +120,14 @@ def _gain_and_loss(method: Sequence[Summary], alone: Sequence[Summary]) -> str:
     return "-" if shares is None else f"{100 * shares.better:.0f}/{100 * shares.worse:.0f}"
 
 
-def _cell(number: OverSeeds | None, shown: str) -> str:
+def _cell(number: OverSeeds | None, shown: str, of: Metric) -> str:
     if number is None:
         return "-"
-    if shown == "share":
-        return f"{100 * number.mean:.1f}"
-    return number.percent() if shown == "%" else f"{number.mean:{shown}}"
+    if shown == "mean":
+        return f"{of.factor * number.mean:.{1 if of.share else 2}f}"
+    if shown == "result":
+        return number.shown(of).removesuffix(of.unit)
+    return f"{number.mean:{shown}}"
 
 
 def ledger_tables(account: Account) -> list[Table]:
@@ -115,13 +143,14 @@ def ledger_tables(account: Account) -> list[Table]:
             table.add_column(head, justify="right" if head == "bytes" else "left")
         for tensor in shared.tensors:
             shape = "x".join(map(str, tensor.shape)) or "a number"
-            table.add_row(Text(tensor.name), shape, tensor.dtype, f"{tensor.nbytes:,}")
+            table.add_row(Text(tensor.name), shape, Text(tensor.dtype), f"{tensor.nbytes:,}")
         table.add_section()
         table.add_row("beside them", Text(", ".join(shared.numbers), overflow="fold"), "", "")
         table.add_row("in one message", "", "", f"{shared.nbytes:,}")
         tables.append(table)
     scores = [f"{at} of {len(ids)} clients" for at, ids in sorted(account.scored().items())]
-    clients = Table(title="By client", caption=f"scores reported: {'; '.join(scores) or 'none'}")
+    reported = Text(f"scores reported: {'; '.join(scores) or 'none'}")
+    clients = Table(title="By client", caption=reported)
     for head in ("client", "messages", "sent"):
         clients.add_column(head, justify="right")
     for cid, (messages, sent) in account.clients().items():
@@ -153,7 +182,7 @@ def partition_table(data: FederatedData, console: Console) -> Table:
     short = Table(title=whole.title, caption="--out saves the plot of all clients and classes")
     for head in ("client", "samples", "classes", "most frequent"):
         short.add_column(head, justify="left" if head == "most frequent" else "right")
-    names = data.source.class_names
+    names = data.counted
     for cid, row in enumerate(data.counts()):
         most = sorted((c for c in range(len(row)) if row[c]), key=lambda c: (-row[c], c))[:3]
         shown = ", ".join(f"{names[c]} {row[c]}" for c in most)

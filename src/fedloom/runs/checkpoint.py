@@ -11,17 +11,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+import stat
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedloom.core.tree import State
 from fedloom.core.wire import unpack
 from fedloom.errors import BadInput, CheckpointError
-from fedloom.files import sync_folder
+from fedloom.files import parse_json, read_regular, sync_folder
 from fedloom.runs.store import packed, record, records
 
 FORMAT = 3
@@ -69,8 +72,13 @@ class _Damage(Exception):
     """Why one checkpoint cannot be used; the next older one is tried."""
 
 
+MOST_EARLIER = 100
+"""Earlier checkpoints at most: many small files are slow to copy and to remove."""
+
+
 class Checkpoints:
-    """The checkpoints of one run; the newest `keep` stay.
+    """The checkpoints of one run; the newest `keep` stay, and of the earlier ones as many as
+    `history` bytes hold, spread over the run: from each the run can be computed again.
 
     A checkpoint is written under another name and renamed when it is whole and on the disk, so a
     kill at any instant leaves those before it as they were. One writer at a time: hold the
@@ -83,11 +91,11 @@ class Checkpoints:
     half of all that lies there is out of date, and a state is seldom written again.
     """
 
-    def __init__(self, folder: Path, keep: int = 2) -> None:
+    def __init__(self, folder: Path, keep: int = 2, history: int = 0) -> None:
         if keep < 1:
             raise BadInput(f"at least one checkpoint has to be kept, not {keep}")
         self.folder = folder
-        self.keep = keep
+        self.keep, self.history = keep, history
         self._previous: tuple[Path, list[_File]] | None = None
         self._damaged: list[str] = []
 
@@ -102,6 +110,7 @@ class Checkpoints:
         saved or loaded last; None means any. Later steps than this one belong to a course that
         was given up, and are removed.
         """
+        self._refuse_link()
         writing = self.folder / f"{_WRITING}{_name(snapshot.step)}"
         try:
             self._clean_up()
@@ -122,6 +131,7 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Remove the checkpoints of later steps: the run takes another course from there."""
+        self._refuse_link()
         self._remove([name for name in self._newest_first() if _rank(name)[0] > step])
 
     def load_latest(
@@ -131,12 +141,14 @@ class Checkpoints:
 
         Clients' states are put one by one `into` an empty mapping, by default a dictionary.
         """
+        self._refuse_link()
         clients = {} if into is None else into
         damaged: dict[str, str] = {}
         for name in self._newest_first():
             try:
                 snapshot, segments = _read(self.folder / name, clients)
             except _Damage as damage:
+                clients.clear()  # of what a checkpoint holds that was damaged after all
                 damaged[name] = f"checkpoint {name} is damaged ({damage})"
                 continue
             self._previous = (self.folder / name, segments)
@@ -148,12 +160,32 @@ class Checkpoints:
             " start the run again with --overwrite"
         )
 
+    def load(self, step: int, into: MutableMapping[int, State]) -> Snapshot:
+        """The checkpoint of one step, with the clients' states put `into` an empty mapping."""
+        for name in self._newest_first():
+            if _rank(name)[0] == step:
+                try:
+                    return _read(self.folder / name, into)[0]
+                except _Damage as damage:
+                    raise CheckpointError(
+                        f"checkpoint {name} in {self.folder} is damaged ({damage}); restore it"
+                    ) from None
+        raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder}")
+
     def newest_server(self) -> State:
         """The server's state of the newest checkpoint that has it undamaged."""
         for name in self._newest_first():
             with suppress(_Damage):
                 return _read_server(self.folder / name)
         raise CheckpointError(f"there is no undamaged checkpoint in {self.folder}; check the path")
+
+    def _refuse_link(self) -> None:
+        """Through a link, old checkpoints would be removed in a folder that is not this run's."""
+        if self.folder.is_symlink():
+            raise CheckpointError(
+                f"{self.folder} is a link to {os.readlink(self.folder)}, and nothing outside a run"
+                " folder is written or deleted; put there what it points to"
+            )
 
     def _write(self, folder: Path, snapshot: Snapshot, changed: set[int] | None) -> list[_File]:
         server = _write_file(folder / _SERVER, [packed(snapshot.server, "the server")])
@@ -202,14 +234,44 @@ class Checkpoints:
         """Remove what interrupted writers left, and what `load_latest` found damaged."""
         for name in _names(self.folder):
             if name.startswith((_WRITING, _REMOVING)):
-                shutil.rmtree(self.folder / name)
+                _delete(self.folder / name)
         self._remove(self._damaged)
         self._damaged = []
 
     def _prune(self, newest: str) -> None:
         names = self._newest_first()
         start = names.index(newest)
-        self._remove([*names[:start], *names[start + self.keep :]])
+        earlier = names[start + self.keep :]
+        kept = self._spread(earlier, names[start : start + self.keep])
+        self._remove([*names[:start], *(name for name in earlier if name not in kept)])
+
+    def _spread(self, earlier: list[str], newest: list[str]) -> list[str]:
+        """The earlier checkpoints to keep. Where they take too much, the one goes first whose
+        neighbours are nearest to each other, so that what stays is spread over the run."""
+        if not self.history:
+            return []
+        end = min(_rank(name)[0] for name in newest)
+        # Of a step that was saved more than once, the newest.
+        names = {_rank(name)[0]: name for name in reversed(earlier) if _rank(name)[0] < end}
+        files = {step: self._files(name) for step, name in names.items()}
+        while not self._fit(files.values()):
+            steps = sorted(files)
+            gaps = zip(steps, [0, *steps], [*steps[1:], end], strict=False)
+            _, goes = min((after - before, step) for step, before, after in gaps)
+            del files[goes]
+        return [names[step] for step in files]
+
+    def _fit(self, checkpoints: Collection[dict[int, int]]) -> bool:
+        """Whether these are within the bounds; a file that several share counts once."""
+        sizes = {inode: size for files in checkpoints for inode, size in files.items()}
+        return len(checkpoints) <= MOST_EARLIER and sum(sizes.values()) <= self.history
+
+    def _files(self, name: str) -> dict[int, int]:
+        """Inode -> bytes of a checkpoint's files."""
+        with suppress(OSError):
+            stats = [entry.stat() for entry in (self.folder / name).iterdir()]
+            return {stat.st_ino: stat.st_size for stat in stats}
+        return {}
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:
@@ -217,7 +279,7 @@ class Checkpoints:
             with suppress(OSError):
                 gone = self.folder / f"{_REMOVING}{name}"
                 os.rename(self.folder / name, gone)
-                shutil.rmtree(gone)
+                _delete(gone)
 
 
 def _records(clients: Mapping[int, State], ids: list[int]) -> Iterator[bytes]:
@@ -272,64 +334,113 @@ def _body_sha256(body: dict[str, Any]) -> str:
 
 
 def _read(folder: Path, clients: MutableMapping[int, State]) -> tuple[Snapshot, list[_File]]:
-    body = _read_manifest(folder)
-    files = [_File(name, **rest) for name, rest in body["files"].items()]
-    for file in files:  # all of them, before a state of any is used
+    manifest = _read_manifest(folder)
+    for file in manifest.listed:  # all of them, before a state of any is used
         _check(folder / file.name, file)
-    segments = sorted((f for f in files if f.name != _SERVER), key=lambda f: f.number)
+    segments = sorted((f for f in manifest.listed if f.name != _SERVER), key=lambda f: f.number)
     newest_first = [_read_segment(folder, s, clients) for s in reversed(segments)]
     snapshot = Snapshot(
-        step=body["step"],
-        server=unpack((folder / _SERVER).read_bytes()),
+        step=manifest.step,
+        server=_unpacked((folder / _SERVER).read_bytes(), _SERVER),
         clients=clients,
-        journal_bytes=body["journal_bytes"],
-        totals=body["totals"],
-        extra=body["extra"],
+        journal_bytes=manifest.journal_bytes,
+        totals=manifest.totals,
+        extra=manifest.extra,
     )
     return snapshot, newest_first[::-1]
 
 
 def _read_server(folder: Path) -> State:
     """The server's state alone, which may be much less than a checkpoint holds."""
-    listed = _read_manifest(folder)["files"]
-    _check(folder / _SERVER, _File(_SERVER, **listed[_SERVER]))
-    return unpack((folder / _SERVER).read_bytes())
+    server = next(f for f in _read_manifest(folder).listed if f.name == _SERVER)
+    _check(folder / _SERVER, server)
+    return _unpacked((folder / _SERVER).read_bytes(), _SERVER)
 
 
 def _read_segment(folder: Path, segment: _File, clients: MutableMapping[int, State]) -> _File:
     """Put the states that no newer segment had `into` the mapping; returns who is in it."""
     ids = set()
     with open(folder / segment.name, "rb") as file:
-        for cid, data in records(file):
-            ids.add(cid)
-            if cid not in clients:
-                clients[cid] = unpack(data)
+        try:
+            for cid, data in records(file):
+                ids.add(cid)
+                if cid not in clients:
+                    clients[cid] = _unpacked(data, f"client {cid} in {segment.name}")
+        except ValueError as error:
+            raise _Damage(f"{segment.name}: {error}") from None
     return replace(segment, ids=frozenset(ids))
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
+def _unpacked(data: bytes, where: str) -> State:
     try:
-        body = json.loads(_read_bytes(folder / _MANIFEST))
+        return unpack(data)
+    except ValueError as error:
+        raise _Damage(f"{where}: {error}") from None
+
+
+class _Listed(BaseModel):
+    """What a manifest says of a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    size: int = Field(ge=0)
+    sha256: str
+
+
+class _Manifest(BaseModel):
+    """`manifest.json`, as far as it can be checked without the files."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    format: int
+    step: int = Field(ge=0, lt=10**9)
+    journal_bytes: int = Field(ge=0)
+    totals: dict[str, float]
+    extra: dict[str, Any]
+    # No other names: `../../x` would be read, and linked, outside the checkpoint.
+    files: dict[Annotated[str, Field(pattern=rf"^({_SERVER}|{_SEGMENT.pattern})$")], _Listed]
+
+    @property
+    def listed(self) -> list[_File]:
+        return [_File(name, file.size, file.sha256) for name, file in self.files.items()]
+
+
+def _read_manifest(folder: Path) -> _Manifest:
+    if folder.is_symlink():
+        raise _Damage("it is a link, and a run's checkpoints lie in its folder")
+    try:
+        body = parse_json(_read_bytes(folder / _MANIFEST))
         stated = body.pop("sha256")
-    except (ValueError, TypeError, AttributeError, KeyError):
+        format_written = body["format"]
+    except (ValueError, TypeError, AttributeError, LookupError):
         raise _Damage(f"{_MANIFEST}: truncated or altered") from None
     if stated != _body_sha256(body):
         raise _Damage(f"{_MANIFEST}: sha256 differs")
-    if body["format"] != FORMAT:
+    if format_written != FORMAT:
         # Not damage: falling back would lose rounds, and the next save would remove it.
         raise CheckpointError(
-            f"{folder} is in format {body['format']}, and this fedloom reads format {FORMAT};"
+            f"{folder} is in format {format_written!r:.40}, and this fedloom reads format {FORMAT};"
             " go on with the version that wrote it"
         )
-    return dict(body)
+    try:
+        manifest = _Manifest(**body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(map(str, first["loc"]))
+        raise _Damage(f"{_MANIFEST}: {at}: {first['msg'].lower()}") from None
+    if _SERVER not in manifest.files:
+        raise _Damage(f"{_MANIFEST}: names no {_SERVER}")
+    return manifest
 
 
 def _check(path: Path, file: _File) -> None:
     """Is it the file that was written? Read in pieces: it may exceed the memory."""
     try:
-        size = path.stat().st_size
-        if size != file.size:
-            raise _Damage(f"{path.name}: {size} bytes instead of {file.size}")
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise _Damage(f"{path.name}: a link, or no file at all")
+        if about.st_size != file.size:
+            raise _Damage(f"{path.name}: {about.st_size} bytes instead of {file.size}")
         with open(path, "rb") as opened:
             if file_digest(opened, "sha256").hexdigest() != file.sha256:
                 raise _Damage(f"{path.name}: sha256 differs")
@@ -341,11 +452,19 @@ def _check(path: Path, file: _File) -> None:
 
 def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_regular(path)
     except FileNotFoundError:
         raise _Damage(f"{path.name}: missing") from None
     except OSError as error:
         raise _Damage(f"{path.name}: {error}") from error
+
+
+def _delete(path: Path) -> None:
+    """A folder, or a link to one: then the link alone."""
+    if path.is_symlink() or not path.is_dir():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def _names(folder: Path) -> list[str]:

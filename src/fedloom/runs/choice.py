@@ -6,18 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
+from fedloom.core.metrics import metric
 from fedloom.core.protocol import Protocol
 from fedloom.core.score import Moment, SplitName
 from fedloom.errors import BadInput
 from fedloom.record import At, Chosen, Group, Headline, RoundRecord, Score, Spread
 
-METRIC = "accuracy"
 BEST = 5
 """How many rounds `mean_of_five_best_test` averages."""
 
 
 _Scored = tuple[int, Score]
 """A round, and what it scored."""
+
+
+def metric_of(protocol: Protocol) -> str:
+    """The metric that the result is of; a settled protocol names the task's."""
+    return protocol.metric or "accuracy"
+
+
+def _better(protocol: Protocol, score: Score) -> float:
+    """The number of a score, turned so that higher is better."""
+    return metric(metric_of(protocol)).gain(_value(protocol, score))
 
 
 def result_at(protocol: Protocol) -> At:
@@ -42,7 +52,7 @@ def headline(protocol: Protocol, scores: Sequence[Score]) -> Headline | None:
     """The number of the curve after one step, if the step was scored there."""
     at = curve_at(protocol)
     score = next((score for score in scores if score.at == at), None)
-    return None if score is None else Headline(at, METRIC, _value(protocol, score))
+    return None if score is None else Headline(at, metric_of(protocol), _value(protocol, score))
 
 
 def monitored(protocol: Protocol, record: RoundRecord) -> float | None:
@@ -74,10 +84,10 @@ def choose(protocol: Protocol, records: Sequence[RoundRecord]) -> Chosen:
     if protocol.select == "best_test_per_client":
         return _best_of_each_client(protocol, scored)
     if protocol.select == "mean_of_five_best_test":
-        best = sorted(scored, key=lambda one: _value(protocol, one[1]))[-BEST:]
+        best = sorted(scored, key=lambda one: _better(protocol, one[1]))[-BEST:]
         return _average(protocol, best)
     if protocol.select == "best_test":
-        return _average(protocol, [max(scored, key=lambda one: _value(protocol, one[1]))])
+        return _average(protocol, [max(scored, key=lambda one: _better(protocol, one[1]))])
     if protocol.select == "best_val":
         return _average(protocol, [_best_by_validation(protocol, scored, records)])
     return _average(protocol, scored[-1:])
@@ -94,7 +104,7 @@ def _best_by_validation(
             "no validation rows were scored, by which a round could be selected; choose a split"
             " with validation rows, for instance 'merged(train=0.6, val=0.2)'"
         )
-    return max(candidates, key=lambda one: _value(protocol, validation[one[0]]))
+    return max(candidates, key=lambda one: _better(protocol, validation[one[0]]))
 
 
 def _on_validation(at: At) -> At:
@@ -117,7 +127,7 @@ def _scored(records: Sequence[RoundRecord], at: At) -> list[_Scored]:
 
 
 def _value(protocol: Protocol, score: Score) -> float:
-    return _averaged(protocol, score.spread(METRIC))
+    return _averaged(protocol, score.spread(metric_of(protocol)))
 
 
 def _averaged(protocol: Protocol, spread: Spread) -> float:
@@ -126,30 +136,33 @@ def _averaged(protocol: Protocol, spread: Spread) -> float:
 
 def _average(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
     """The mean over some rounds of each statistic, and of each client's value."""
-    spreads = [score.spread(METRIC) for _, score in scored]
+    spreads = [score.spread(metric_of(protocol)) for _, score in scored]
     mean = Spread(
         mean=fmean(spread.mean for spread in spreads),
         weighted=fmean(spread.weighted for spread in spreads),
         std=fmean(spread.std for spread in spreads),
         worst_decile=fmean(spread.worst_decile for spread in spreads),
     )
-    values = {cid: fmean(of_client) for cid, of_client in _by_client(scored).items()}
+    values = {cid: fmean(of_client) for cid, of_client in _by_client(protocol, scored).items()}
     return _chosen(protocol, scored, values, mean)
 
 
 def _best_of_each_client(protocol: Protocol, scored: Sequence[_Scored]) -> Chosen:
     """Every client's best value, and statistics of these."""
-    values = {cid: max(of_client) for cid, of_client in _by_client(scored).items()}
+    of = metric(metric_of(protocol))
+    values = {
+        cid: max(of_client, key=of.gain) for cid, of_client in _by_client(protocol, scored).items()
+    }
     rows = _rows(scored)
-    spread = Spread.of(values.values(), [rows[cid] for cid in values])
+    spread = Spread.of_metric(of.name, values.values(), [rows[cid] for cid in values])
     return _chosen(protocol, scored, values, spread)
 
 
-def _by_client(scored: Sequence[_Scored]) -> dict[int, list[float]]:
+def _by_client(protocol: Protocol, scored: Sequence[_Scored]) -> dict[int, list[float]]:
     """Client -> its values, in the order of ids and rounds."""
     values: dict[int, list[float]] = {cid: [] for cid in sorted(_rows(scored))}
     for _, score in scored:
-        for cid, value in score.by_client(METRIC).items():
+        for cid, value in score.by_client(metric_of(protocol)).items():
             values[cid].append(value)
     return values
 
@@ -164,7 +177,7 @@ def _chosen(
     rows = _rows(scored)
     return Chosen(
         at=scored[0][1].at,
-        metric=METRIC,
+        metric=metric_of(protocol),
         select=protocol.select,
         average=protocol.average,
         rounds=tuple(t for t, _ in scored),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypedDict, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -25,6 +25,9 @@ from fedloom.expression import literal
 from fedloom.extensions import Place, is_file, load_extensions
 from fedloom.files import read_toml
 
+if TYPE_CHECKING:  # a configuration is read without torch
+    from fedloom.core.task import Task
+
 Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 """Text that says something."""
 Model = TypeVar("Model", bound=BaseModel)
@@ -41,6 +44,14 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 """A list, also as `a, b`: Flower's configuration and `key=value` have no lists."""
 
 
+MOST_ROUNDS = 100_000
+"""Of one run. Every round is planned before the first begins, so that a number nobody can wait for
+would already take all memory, here and at every site of a deployment."""
+MOST_CLIENTS = 10_000_000
+OF_PACKAGE = "pretrained:"
+"""In `start`: before the name of a network whose pretrained weights a package brings."""
+
+
 class RunConfig(BaseModel):
     """Everything that decides a run's result, and where it is written.
 
@@ -55,7 +66,9 @@ class RunConfig(BaseModel):
     )
     method: Words = Field("fedavg", description="expression, e.g. 'fedavg + proximal(mu=0.01)'")
     data: Words = Field("digits", description="a known name, or a path to your own data")
-    label: Words | None = Field(None, description="label column; by default label, target or y")
+    label: Words | None = Field(
+        None, description="label column, or several, 'a, b'; by default label, target or y"
+    )
     client: Words | None = Field(
         None, description="column that says who holds a row; by default user or client"
     )
@@ -65,9 +78,20 @@ class RunConfig(BaseModel):
     inputs: Words | None = Field(
         None, description="input columns, e.g. 'age, dose'; by default all others"
     )
+    task: Words = Field(
+        "auto",
+        description="classification, binary, multilabel, regression or one of your own, e.g."
+        " 'classification(smoothing=0.1)'; auto: by the targets",
+    )
+    metrics: Words | None = Field(
+        None, description="further metrics to score, e.g. 'auroc, f1'; the task's own always are"
+    )
     partition: Words = Field("dirichlet(alpha=0.1)", description="expression, or a saved .json")
     clients: int | None = Field(
-        None, ge=1, description="number of clients; by default 20, or as many as the data has"
+        None,
+        ge=1,
+        le=MOST_CLIENTS,
+        description="number of clients; by default 20, or as many as the data has",
     )
     split: Words = Field("merged(train=0.75)", description="how rows become train, val and test")
     shift: Words | None = Field(None, description="expression, e.g. 'rotate(step=15)'")
@@ -75,22 +99,33 @@ class RunConfig(BaseModel):
     normalize: Literal["auto", "half", "channel", "site", "none"] = Field(
         "auto", description="half, channel, site (each client by its own rows) or none"
     )
-    image_size: int | None = Field(None, ge=1, description="resize images to this square")
+    image_size: int | None = Field(None, ge=1, le=10**5, description="resize images to this square")
+    encoder: Words | None = Field(
+        None,
+        description="pretrained network, and its part, whose outputs are the inputs, e.g."
+        " efficientnet_lite0/stage6",
+    )
     partition_seed: int = Field(0, description="seed of partition, split and shift")
-    newcomers: int = Field(0, ge=0, description="clients kept out of training, tested at the end")
+    newcomers: int = Field(
+        0, ge=0, le=MOST_CLIENTS, description="clients kept out of training, tested at the end"
+    )
 
     model: Words = Field("auto", description="expression, e.g. cnn4; auto: what suits the data")
     start: Words | None = Field(
-        None, description="begin with a .safetensors file's weights, or with a run folder's model"
+        None,
+        description="begin with a .safetensors file's weights, a package's"
+        " (pretrained:efficientnet_lite0), or with a run folder's model",
     )
     start_without: Words | None = Field(
         None, description="tensors that start leaves as drawn, e.g. 'head.*'"
     )
-    rounds: int = Field(50, ge=1, description="rounds of training")
+    rounds: int = Field(50, ge=1, le=MOST_ROUNDS, description="rounds of training")
     participation: float = Field(1.0, gt=0, le=1, description="share of clients in a round")
-    epochs: int | None = Field(None, ge=1, description="local epochs; by default 1")
-    steps: int | None = Field(None, ge=1, description="local steps, in place of epochs")
-    batch_size: int | None = Field(None, ge=1, description="rows of a batch; by default 10")
+    epochs: int | None = Field(None, ge=1, le=10**6, description="local epochs; by default 1")
+    steps: int | None = Field(None, ge=1, le=10**9, description="local steps, in place of epochs")
+    batch_size: int | None = Field(
+        None, ge=1, le=10**9, description="rows of a batch; by default 10"
+    )
     lr: float | None = Field(None, gt=0, description="learning rate; by default 0.05")
     optimizer: OptimizerName | None = Field(
         None, description="sgd, adam, adamw, adagrad or rmsprop; by default sgd"
@@ -126,6 +161,16 @@ class RunConfig(BaseModel):
     server_tau: float | None = Field(
         None, gt=0, description="of the server's adagrad, adam, yogi; by default 0.001"
     )
+    aggregation: Words = Field(
+        "mean",
+        description="mean, or a rule that bears hostile clients: median, trimmed_mean(share=0.2),"
+        " krum(share=0.2), norm_bound",
+    )
+    hostile: Words | None = Field(
+        None,
+        description="clients that work against the run, e.g. 'sign_flip(share=0.2)', scaled,"
+        " collude, label_flip; for simulations",
+    )
 
     protocol: Words = Field(
         "fedloom",
@@ -143,16 +188,23 @@ class RunConfig(BaseModel):
     seed: int = Field(0, description="seed of everything but the partition")
 
     engine: Words = Field("inline", description=", ".join(ENGINES))
-    workers: int = Field(2, ge=1, description="processes of the pool, actors of ray")
+    workers: int = Field(2, ge=1, le=10**4, description="processes of the pool, actors of ray")
     ray_address: Words | None = Field(
         None, description="a running Ray cluster; by default one is started here"
     )
     min_clients: int = Field(1, ge=1, description="fewest answers that make a round count")
     memory: float = Field(
-        1024, gt=0, description="MB for what clients keep; beyond it they live on disk"
+        1024,
+        gt=0,
+        le=10**9,
+        description="MB for what clients keep, beyond it they live on disk; and again for outputs"
+        " of stages that nobody trains",
     )
     device: Words = Field("cpu", description="cpu, cuda, cuda:1, mps ...")
     checkpoint_every: int = Field(10, ge=1, description="rounds between checkpoints")
+    history: float = Field(
+        32, ge=0, description="MB of earlier checkpoints to keep, for fedloom verify to begin at"
+    )
     out: Words | None = Field(None, description="run folder; by default runs/<time>-<method>")
     title: Words | None = Field(
         None, description="what tables call the run; by default the method as written"
@@ -186,6 +238,20 @@ class RunConfig(BaseModel):
         if isinstance(value, str) and value.strip():
             parse_protocol(value)  # what is misspelt should not wait for the data to be read
         return value
+
+    @field_validator("task", mode="before")
+    @classmethod
+    def _task_as_expression(cls, value: Any) -> Any:
+        if isinstance(value, str | None) or not hasattr(value, "targets"):
+            return value
+        from fedloom.core.task import check_registered
+
+        return str(check_registered(value))
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _metrics_as_text(cls, value: Any) -> Any:
+        return ", ".join(value) if isinstance(value, list | tuple) else value
 
     @property
     def normalization(self) -> Literal["half", "channel", "site", "none"] | None:
@@ -240,6 +306,8 @@ class RunSettings(TypedDict, total=False):
     client: str | None
     domain: str | None
     inputs: str | None
+    task: str | Task
+    metrics: str | Sequence[str] | None
     partition: str
     clients: int | None
     split: str
@@ -247,6 +315,7 @@ class RunSettings(TypedDict, total=False):
     augment: str | None
     normalize: Literal["auto", "half", "channel", "site", "none"]
     image_size: int | None
+    encoder: str | None
     partition_seed: int
     newcomers: int
     start: str | None
@@ -273,6 +342,8 @@ class RunSettings(TypedDict, total=False):
     server_beta1: float | None
     server_beta2: float | None
     server_tau: float | None
+    aggregation: str
+    hostile: str | None
     protocol: str | Protocol
     eval_every: int
     early_stop: int | None
@@ -286,6 +357,7 @@ class RunSettings(TypedDict, total=False):
     memory: float
     device: str
     checkpoint_every: int
+    history: float
     out: str | None
     title: str | None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedloom.core.metrics import metric
 from fedloom.record import RoundRecord
 from fedloom.runs.choice import monitored, monitored_rows
 from fedloom.runs.watcher import RunView, Stop, Watcher
@@ -25,7 +26,8 @@ class EarlyStop(Watcher):
             return None
         numbers = [(r.round, monitored(run.experiment.protocol, r)) for r in run.records]
         curve = [(t, value) for t, value in numbers if value is not None]
-        best, highest = max(curve, key=lambda one: one[1])
+        gain = metric(record.headline.metric).gain
+        best, highest = max(curve, key=lambda one: gain(one[1]))
         since = sum(t > best for t, _ in curve)
         if since < self.evaluations:
             return None

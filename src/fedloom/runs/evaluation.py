@@ -62,7 +62,10 @@ class Evaluator:
         return None
 
     def enter(self, cid: int, scores: Iterable[ClientScore], sheet: ScoreSheet) -> None:
-        """Take what was measured at a client that trains, inside its call or after the round."""
+        """Take what was measured at a client that trains, inside its call or after the round; of
+        clients that work against the run, nothing."""
+        if cid in self.program.hostile_clients:
+            return
         for score in scores:
             on_shared = self.protocol.on == "shared" and score.split == "test"
             sheet.add(cid, [score], "clients on shared tests" if on_shared else "clients")
@@ -159,8 +162,9 @@ class Evaluator:
 
         def job(cid: int) -> Job:
             # A global model is the server's, whatever a method would send to this client.
-            down = self._global_model(r) if ask.model == "global" else send(r, cid)
-            return Job(cid, down, clients.get(cid))
+            own = clients.get(cid)
+            down = self._global_model(r) if ask.model == "global" else send(r, cid, own)
+            return Job(cid, down, own)
 
         return self.engine.evaluate(ids, job, ask)
 

@@ -11,18 +11,23 @@ from typing import Any
 
 from torch import nn
 
+from fedloom.core.aggregation import parse_aggregation
+from fedloom.core.hostile import parse_hostile
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
+from fedloom.core.metrics import listed
 from fedloom.core.net import Net
 from fedloom.core.program import Program
 from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.score import SplitName
-from fedloom.data import FederatedData, Partition, RemoteData, federate, load
+from fedloom.core.task import Classification, Targets, Task, parse_task, task_for
+from fedloom.data import FederatedData, Partition, RemoteData, Source, federate, load
 from fedloom.data.registry import registered
 from fedloom.errors import BadInput
 from fedloom.methods import describe, parse_method, training_settings, with_run_settings
 from fedloom.models import ModelSpec, build_model
 from fedloom.runs.config import RunConfig
+from fedloom.runs.encoder import through_encoder
 from fedloom.runs.initial_weights import begin_with
 
 log = logging.getLogger("fedloom")
@@ -43,6 +48,8 @@ class Experiment:
     protocol: Protocol
     """As settled for this method and data."""
     plans: list[Plan]
+    model: Model | None = None
+    """The network, where it was handed over as an object."""
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
@@ -71,17 +78,22 @@ class Experiment:
             raise BadInput(
                 f"newcomers = {config.newcomers} leaves no client of {len(divided)} to train"
             )
+        protocol = parse_protocol(config.protocol)
+        task = _task(config, protocol, divided)
         name, nets = _nets(config, model, divided)
         start = _start(config, nets)
-        protocol = parse_protocol(config.protocol)
         program = Program(
             filled,
             nets,
             clients,
             config.seed,
+            task,
             head_epochs=protocol.head_epochs,
             newcomer_epochs=protocol.newcomer_epochs,
+            aggregation=parse_aggregation(config.aggregation),
+            hostile=None if config.hostile is None else parse_hostile(config.hostile),
         )
+        program.outputs.budget = int(config.memory * 2**20)
         _check_enough(program, config)
         protocol = protocol.settled(program, shared_tests=bool(divided.shared_tests))
         _check_data(protocol, divided, config.newcomers)
@@ -91,15 +103,59 @@ class Experiment:
             model=name,
             start=start,
             clients=len(divided),
+            task="auto" if config.task == "auto" and task == Classification() else str(task),
             **training_settings(filled),
         )
-        return cls(resolved, program, divided, protocol, _plans(program, config, protocol))
+        plans = _plans(program, config, protocol)
+        return cls(resolved, program, divided, protocol, plans, model)
+
+    def training_alone(self) -> Program:
+        """The run's networks, as they begin before the method extends them, its task and how its
+        clients train, for clients of which each trains alone."""
+        _, nets = _nets(self.config, self.model, self.data)
+        _start(self.config, nets)
+        method = replace(parse_method("local"), opt=self.program.method.opt)
+        return Program(method, nets, self.program.clients, self.config.seed, self.program.task)
+
+    def judged_by(self, expression: str) -> Experiment:
+        """The same training under another protocol, in no folder."""
+        protocol = parse_protocol(expression)
+        program = self.program.tested_after(protocol.head_epochs, protocol.newcomer_epochs)
+        scored = (*program.task.own, *program.task.metrics)
+        if protocol.metric is not None and protocol.metric not in scored:
+            raise BadInput(
+                f"protocol {expression!r} is of {protocol.metric}, which this run does not score;"
+                f" set metrics = {protocol.metric!r}"
+            )
+        protocol = protocol.settled(program, shared_tests=bool(self.data.shared_tests))
+        _check_data(protocol, self.data, self.config.newcomers)
+        config = self.config.changed(protocol=expression, out=None)
+        plans = _plans(program, config, protocol)
+        return Experiment(config, program, self.data, protocol, plans, self.model)
 
 
 def _method(config: RunConfig, method: Method | None) -> Method:
     """The configured method, or the given one; the run's settings fill what it leaves open."""
     chosen = parse_method(config.method) if method is None else method
     return with_run_settings(chosen, config.model_dump())
+
+
+def _task(config: RunConfig, protocol: Protocol, data: FederatedData | RemoteData) -> Task:
+    """The configured task, or the one that the data's targets suit, with what follows from them."""
+    task = task_for(data.targets) if config.task == "auto" else parse_task(config.task)
+    if task.targets != data.targets:
+        raise BadInput(
+            f"task {task.name!r} learns {task.targets}, and the targets of the data are"
+            f" {data.targets}; choose another task, or give data with such targets"
+        )
+    train = data.training_targets() if isinstance(data, FederatedData) else None
+    metric = () if protocol.metric is None else (protocol.metric,)
+    return task.fitted(train, data.classes).scoring([*listed(config.metrics), *metric])
+
+
+def task_targets(config: RunConfig) -> Targets | None:
+    """What the configured task takes for a row's target; None: by the data."""
+    return None if config.task == "auto" else parse_task(config.task).targets
 
 
 def federated(config: RunConfig, data: Any = None) -> FederatedData:
@@ -110,6 +166,11 @@ def federated(config: RunConfig, data: Any = None) -> FederatedData:
             check_not_divided_again(data, config.model_dump())
     if isinstance(data, FederatedData):
         return data
+    return dealt(config, undivided(config, data))
+
+
+def undivided(config: RunConfig, data: Any) -> Source:
+    """The rows of the configured data set, or of an object in its place."""
     source = load(
         data,
         normalize=config.normalization,
@@ -118,7 +179,13 @@ def federated(config: RunConfig, data: Any = None) -> FederatedData:
         client=config.client,
         domain=config.domain,
         inputs=config.inputs or (),
+        targets=task_targets(config),
     )
+    return through_encoder(source, config)
+
+
+def dealt(config: RunConfig, source: Source) -> FederatedData:
+    """Rows over clients, as configured."""
     partition: str | Partition = config.partition
     if config.partition.endswith(".json"):
         partition = Partition.load(Path(config.partition))
@@ -135,7 +202,7 @@ def federated(config: RunConfig, data: Any = None) -> FederatedData:
 
 DIVIDING = (
     *("label", "client", "domain", "inputs", "partition", "clients", "split", "shift"),
-    *("augment", "normalize", "image_size", "partition_seed"),
+    *("augment", "normalize", "image_size", "encoder", "partition_seed"),
 )
 """Keys that say how data is read and divided."""
 
@@ -163,7 +230,15 @@ def _nets(
         specs = list(model) if isinstance(model, Sequence) else [model]
         _warn_of_fixed_weights(specs)
     nets = [
-        build_model(s, data.shape, data.classes, seed=config.seed, vocabulary=data.vocabulary)
+        build_model(
+            s,
+            data.shape,
+            data.classes,
+            seed=config.seed,
+            vocabulary=data.vocabulary,
+            fewest=2 if data.targets == "classes" else 1,
+            fields=data.fields,
+        )
         for s in specs
     ]
     return name, nets
@@ -202,6 +277,8 @@ def default_model(kind: str, shape: tuple[int, ...]) -> str:
         return "fasttext"
     if kind == "signal":
         return "har_cnn"
+    if kind == "fields":
+        return "fusion"
     large = kind == "image" and min(shape[-2:]) >= 28
     return "cnn4" if large else "mlp"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -15,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedloom.errors import RunFolderError
-from fedloom.files import sync_folder, write_atomic, write_json
+from fedloom.files import parse_json, read_regular, sync_folder, write_atomic, write_json
 from fedloom.record import FORMAT
 from fedloom.version import __version__
 
@@ -34,6 +33,7 @@ def current_versions() -> dict[str, str | int]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "platform": platform.platform(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
 
@@ -43,9 +43,10 @@ class RunPaths:
 
     `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
     `current_versions` said when the run began), `partition` (which rows every client holds),
-    `metrics` (the journal), `ledger` (what left which client), `diagnostics` (what `diagnose`
-    found), `checkpoints` (a folder), `summary` (the result of a run that ended), `report` (what
-    a live page leaves), and, where loggers watched, a folder for each (`log`).
+    `metrics` (the journal), `digests` (of every message and state), `ledger` (what left which
+    client), `diagnostics` (what `diagnose` found), `checkpoints` (a folder), `summary` (the result
+    of a run that ended), `report` (what a live page leaves), and, where loggers watched, a folder
+    for each (`log`).
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -54,6 +55,7 @@ class RunPaths:
         self.versions = self.path / "versions.json"
         self.partition = self.path / "partition.json"
         self.metrics = self.path / "metrics.jsonl"
+        self.digests = self.path / "digests.jsonl"
         self.ledger = self.path / "ledger.jsonl"
         self.diagnostics = self.path / "diagnostics.jsonl"
         self.checkpoints = self.path / "checkpoints"
@@ -67,7 +69,7 @@ class RunPaths:
     def check_format(self) -> None:
         """Refuse, by name, a folder that another version of fedloom wrote in another format."""
         try:
-            versions = json.loads(self.versions.read_text(encoding="utf-8"))
+            versions = parse_json(read_regular(self.versions))
             written = versions.get("format", 1)
         except (OSError, ValueError, AttributeError):
             raise RunFolderError(
@@ -97,7 +99,8 @@ class RunFolder(RunPaths):
     def __init__(self, path: str | Path) -> None:
         """Names a folder without taking it: use `create` or `open`."""
         super().__init__(path)
-        self._lock = FileLock(self.path / _LOCK, timeout=0, thread_local=False)
+        self._lock_file = self.path / _LOCK
+        self._lock = FileLock(self._lock_file, timeout=0, thread_local=False)
         self._pid = self.path / _PID
 
     @classmethod
@@ -127,6 +130,7 @@ class RunFolder(RunPaths):
                 f"there is no run in {path}: it has no {' and no '.join(missing)};"
                 " check the path, or start a new run"
             )
+        folder._refuse_links()
         folder._acquire()
         return folder
 
@@ -157,6 +161,16 @@ class RunFolder(RunPaths):
                 " there; pick another --out"
             )
 
+    def _refuse_links(self) -> None:
+        """A run's files lie in its folder: through a link, what is elsewhere would be written,
+        cut and deleted by whoever goes on with a stranger's run."""
+        for path in (self._pid, self._lock_file, *self._files()):
+            if path.is_symlink():
+                raise RunFolderError(
+                    f"{path} is a link to {os.readlink(path)}, and nothing outside a run folder is"
+                    " written or deleted; put there what it points to"
+                )
+
     def _acquire(self) -> None:
         try:
             self._lock.acquire()
@@ -172,25 +186,29 @@ class RunFolder(RunPaths):
 
     def _holder(self) -> str:
         with suppress(OSError):
-            return self._pid.read_text().strip()
+            return read_regular(self._pid, 100).decode(errors="replace").strip()
         return "unknown"
 
     def _clear(self) -> None:
-        # The configuration goes first: whatever a kill leaves behind is then no run any more.
-        for used in (
+        for used in self._files():
+            if used.is_dir() and not used.is_symlink():
+                shutil.rmtree(used)
+            else:
+                used.unlink(missing_ok=True)
+        sync_folder(self.path)
+
+    def _files(self) -> tuple[Path, ...]:
+        # The configuration is removed first: whatever a kill leaves behind is then no run any more.
+        return (
             self.config,
             self.versions,
             self.partition,
             self.metrics,
+            self.digests,
             self.ledger,
             self.diagnostics,
             self.summary,
             self.report,
             self.checkpoints,
             *map(self.log, _LOGS),
-        ):
-            if used.is_dir() and not used.is_symlink():
-                shutil.rmtree(used)
-            else:
-                used.unlink(missing_ok=True)
-        sync_folder(self.path)
+        )

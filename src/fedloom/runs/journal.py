@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
 from fedloom.errors import BadInput, RunFolderError
-from fedloom.files import jsonable, sync_folder, write_json
+from fedloom.files import (
+    jsonable,
+    open_to_append,
+    parse_json,
+    read_regular,
+    sync_folder,
+    write_json,
+)
 from fedloom.record import dump, load
 
 Kept = TypeVar("Kept")
+MOST_JOURNAL = 1 << 33
+"""Bytes of the longest journal that is read."""
 
 
 class Journal:
@@ -33,14 +43,24 @@ class Journal:
     @classmethod
     def open(cls, path: Path) -> Self:
         """Open for appending, made if missing; a torn last line is cut off."""
-        journal = cls(path, open(path, "ab"))  # noqa: SIM115 (kept open, closed by `close`)
+        try:
+            journal = cls(path, open_to_append(path))
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write the journal {path} ({error.strerror or error}); a link is not"
+                " followed: put the file itself there"
+            ) from None
         journal._cut(_complete_bytes(path))
         sync_folder(path.parent)
         return journal
 
     def append(self, record: object) -> None:
         """Add a record as a line and hand it to the operating system."""
-        self._file.write(line_of(record))
+        self.append_line(line_of(record))
+
+    def append_line(self, line: bytes) -> None:
+        """`append` for a record that is a line already."""
+        self._file.write(line)
         self._file.flush()
 
     def position(self) -> int:
@@ -85,27 +105,42 @@ class Journal:
 
 def line_of(record: object) -> bytes:
     """A record as a line of a journal; NaN and infinities become null."""
-    line = json.dumps(jsonable(dump(record)), allow_nan=False, ensure_ascii=False)
-    return line.encode() + b"\n"
+    return plain_line(plain_record(record))
 
 
-def read_records(path: Path, kind: type[Kept], start: int = 0) -> list[Kept]:
+def plain_record(record: object) -> dict[str, Any]:
+    """A record as the JSON object that its line holds."""
+    plain: dict[str, Any] = jsonable(dump(record))
+    return plain
+
+
+def plain_line(plain: Mapping[str, Any]) -> bytes:
+    """The line of a `plain_record`."""
+    return json.dumps(plain, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+def read_lines(path: Path, start: int = 0) -> list[bytes]:
     """All complete lines from a `position` on, also of a journal that is being written; none where
     there is no file."""
     try:
-        data = path.read_bytes()[start:]
+        data = read_regular(path, MOST_JOURNAL)[start:]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise RunFolderError(f"cannot read the journal {path}: {error}") from error
-    lines = data.split(b"\n")[:-1]
-    return [_parsed(kind, line, f"{path}, line {i}") for i, line in enumerate(lines, start=1)]
+    return data.split(b"\n")[:-1]
+
+
+def read_records(path: Path, kind: type[Kept], start: int = 0) -> list[Kept]:
+    """The records of `read_lines`."""
+    lines = enumerate(read_lines(path, start), start=1)
+    return [_parsed(kind, line, f"{path}, line {i}") for i, line in lines]
 
 
 def read_record(path: Path, kind: type[Kept]) -> Kept:
     """The one record of a file."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise RunFolderError(f"cannot read {path} ({error.strerror}); restore it") from None
     return _parsed(kind, data, str(path))
@@ -118,7 +153,7 @@ def write_record(path: Path, record: object) -> None:
 
 def _parsed(kind: type[Kept], data: bytes, where: str) -> Kept:
     try:
-        value: Any = json.loads(data)
+        value: Any = parse_json(data)
     except ValueError as error:
         raise RunFolderError(f"{where} is not JSON ({error}); restore the file") from None
     return load(kind, value, where)

@@ -97,7 +97,7 @@ class Ledger:
             Reported(s.at, s.clients) for s in record.scores if s.at.group != "shared tests"
         )
         step = LedgerStep(
-            record.step, record.round, record.kind, record.owner, self._drain(), scored
+            record.step, record.round, record.kind, record.owner, self._drain(), scored, record.rows
         )
         self._journal.append(step)
 
@@ -135,6 +135,13 @@ class Account:
                 account.sets[line.number] = line
             else:
                 account.steps.append(line)
+        for step in account.steps:
+            for group in step.shared:
+                if group.number not in account.sets:
+                    raise RunFolderError(
+                        f"{path} tells in step {step.step} of set {group.number}, which it does not"
+                        " describe; restore the file"
+                    )
         return account
 
     def clients(self) -> dict[int, tuple[int, int]]:

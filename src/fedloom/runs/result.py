@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from fedloom.core.metrics import metric, words
 from fedloom.core.score import Moment
 from fedloom.core.tree import State
 from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
+from fedloom.runs.adapted import Adapted, adapt
+from fedloom.runs.client_models import States, model_of
 from fedloom.runs.experiment import Experiment
+from fedloom.runs.newcomer_rows import Reading
+from fedloom.serving.model import PersonalModel
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -35,11 +40,53 @@ class Result:
     warnings: tuple[str, ...] = ()
     diagnostics: Sequence[Finding] = ()
     """What `diagnose` recorded on the way."""
+    before_last_round: States | None = None
+    """Where the last training round began, if the result is of models trained in it."""
+
+    def client(self, name: int | str) -> PersonalModel:
+        """The model of one client, by its number or its site's name: the one that the run's
+        protocol judges, as it was after the last round."""
+        return model_of(self, name)
+
+    def adapt(
+        self,
+        data: Any,
+        *,
+        epochs: int | None = None,
+        lr: float | None = None,
+        name: str | None = None,
+        label: str | None = None,
+        inputs: str | None = None,
+        image_size: int | None = None,
+        split: str | None = None,
+    ) -> Adapted:
+        """Let a newcomer join by the method's own rule, and score its model against training alone
+        with the same rows and epochs. Nothing of the run changes.
+
+        Args:
+            data: what `load` takes, or a `FederatedData` with one client.
+            epochs: of the newcomer's training; by default the protocol's `newcomer_epochs`, or 10.
+            lr: in place of the run's learning rate.
+            name: of the newcomer, for the card.
+            label, inputs: columns of a table; by default those of the run.
+            image_size, split: by default those of the run.
+
+        >>> from fedloom.launch.start import run
+        >>> new = run("fedper", rounds=2, clients=3, partition="iid").adapt("digits", epochs=1)
+        >>> new.model.card.moment, [one.over for one in new.gains]
+        ('adapted', ['received', 'alone'])
+        """
+        return adapt(self, data, epochs, lr, name, Reading(label, inputs, image_size, split))
+
+    @property
+    def value(self) -> float:
+        """The number of the run, as its protocol defines it."""
+        return self.summary.value
 
     @property
     def accuracy(self) -> float:
-        """The number of the run, as its protocol defines it."""
-        return self.summary.accuracy
+        """The same: of most runs it is an accuracy."""
+        return self.summary.value
 
     def to_pandas(self) -> DataFrame:
         """Every score of the run: a row for each step, model, moment, split and client."""
@@ -48,7 +95,7 @@ class Result:
     def __repr__(self) -> str:
         summary = self.summary
         return (
-            f"Result({summary.label}: {summary.result.metric} {summary.accuracy:.4f},"
+            f"Result({summary.label}: {summary.metric} {summary.value:.4f},"
             f" {summary.rounds} rounds, {summary.clients} clients, seed {summary.seed})"
         )
 
@@ -65,14 +112,15 @@ def summary_rows(summary: Summary, records: Sequence[RoundRecord]) -> list[tuple
     """A run in words: name and value of every line."""
     result, joined = summary.result, summary.newcomers
     rows = [
-        (result.metric, _percent(result)),
-        ("worst 10 % of clients", f"{100 * result.worst_decile:.2f} %"),
+        (words(result.metric), _shown(result)),
+        ("worst 10 % of clients", metric(result.metric).shown(result.worst_decile)),
         ("tested", f"{result.at.model} model {_AT[result.at.moment]}{_rounds(summary)}"),
         *_other_moments(result, records),
+        *_other_metrics(result, records),
     ]
     if joined is not None and joined != result:
         many = f"{len(joined.clients)} newcomer{'s' if len(joined.clients) > 1 else ''}"
-        rows.append((f"{many}, after joining", _percent(joined)))
+        rows.append((f"{many}, after joining", _shown(joined)))
     if summary.stopped:
         rows.append(("stopped early", summary.stopped))
     sent, received = (f"{n / 1e6:.2f} MB" for n in (summary.bytes_up, summary.bytes_down))
@@ -82,12 +130,14 @@ def summary_rows(summary: Summary, records: Sequence[RoundRecord]) -> list[tuple
         ("sent, received by clients", f"{sent}, {received}"),
         ("seconds", f"{summary.seconds:.1f}"),
         ("state", summary.state_sha256[:16]),
+        ("digest of the run", "not recorded" if summary.digest is None else summary.digest[:16]),
     ]
     return [*rows, ("run", summary.run)] if summary.run else rows
 
 
-def _percent(chosen: Chosen) -> str:
-    return f"{100 * chosen.value:.2f} % ± {100 * chosen.std:.2f} over clients"
+def _shown(chosen: Chosen) -> str:
+    of = metric(chosen.metric)
+    return f"{of.shown(chosen.value)} ± {of.factor * chosen.std:.2f} over clients"
 
 
 def _rounds(summary: Summary) -> str:
@@ -116,7 +166,24 @@ def _other_moments(result: Chosen, records: Sequence[RoundRecord]) -> list[tuple
             value = spread.weighted if result.average == "samples" else spread.mean
             few = len(score.clients) < len(result.clients)
             where = f", {len(score.clients)} of {len(result.clients)} clients" if few else ""
-            rows.append((f"{_AT[moment]}, round {number}", f"{100 * value:.2f} %{where}"))
+            shown = metric(result.metric).shown(value)
+            rows.append((f"{_AT[moment]}, round {number}", f"{shown}{where}"))
+    return rows
+
+
+def _other_metrics(result: Chosen, records: Sequence[RoundRecord]) -> list[tuple[str, str]]:
+    """Further metrics of the result's model in the last round that counts for it; a task's own
+    are in the journal."""
+    last = result.rounds[-1]
+    scores = [s for r in records if r.round == last for s in r.scores if s.at == result.at]
+    if not scores:
+        return []
+    rows = []
+    for name in scores[0].metrics:
+        if name not in (result.metric, "nll"):
+            spread = scores[0].spread(name)
+            value = spread.weighted if result.average == "samples" else spread.mean
+            rows.append((f"{words(name)}, same model", metric(name).shown(value)))
     return rows
 
 

@@ -5,27 +5,33 @@ from __future__ import annotations
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan
+from fedloom.core.net import METHOD
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
-from fedloom.core.tree import State, nbytes
+from fedloom.core.tree import State, Tree, nbytes
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import TooFewAnswers
+from fedloom.errors import CheckpointError, TooFewAnswers
 from fedloom.files import jsonable
 from fedloom.methods import describe
-from fedloom.record import RoundRecord, Seconds, Summary
+from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
+from fedloom.runs.client_models import States
+from fedloom.runs.digests import DigestChain
 from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.evaluation import Evaluator, ScoreSheet
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.journal import Journal, read_records, write_record
+from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
@@ -41,10 +47,33 @@ class EarlyEnd:
     reason: str
     finish: bool
     """Whether what comes after the training still happens."""
-    plans: int
+    plans: Annotated[int, Field(ge=1)]
     """How many of the experiment's plans are done, up to the last training round."""
     of_rounds: int
     """The rounds that were asked for; a run that is given more goes on."""
+
+
+@dataclass(frozen=True)
+class PlayedStep:
+    """A plan that was carried out, but does not count yet."""
+
+    record: RoundRecord
+    server: State
+    kept: ClientStates
+    """Of the clients that answered."""
+    journal_line: bytes
+    digests: StepDigests
+    digests_line: bytes
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a checkpoint holds beside the states."""
+
+    ledger_bytes: Annotated[int, Field(ge=0)]
+    digests_bytes: Annotated[int, Field(ge=0)] | None = None
+    """None: the run began before digests were recorded."""
+    early_end: EarlyEnd | None = None
 
 
 class Runner:
@@ -74,8 +103,12 @@ class Runner:
         self.records: list[RoundRecord] = []
         self.warnings: list[str] = []
         self.done = 0
+        self.before_last_round: States | None = None
+        """Where the last training round began, if the result is of models trained in it."""
+        self._server_before, self._replaced = self.server, dict[int, State | None]()
         self._early_end: EarlyEnd | None = None
-        self._evaluator = Evaluator(experiment, engine)
+        self.evaluator = Evaluator(experiment, engine)
+        self.chain = DigestChain.begun(experiment, self.server)
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
         self._saved = -1
@@ -83,6 +116,9 @@ class Runner:
         self._journal: Journal | None = None
         self._ledger: Ledger | None = None
         self._ledger_bytes = 0
+        self._digests: Journal | None = None
+        self._digests_bytes: int | None = 0
+        """None: the run began with a fedloom that took no digests, and goes on without."""
         self._checkpoints: Checkpoints | None = None
 
     def run(self) -> Summary:
@@ -116,21 +152,50 @@ class Runner:
     def restore(self) -> None:
         """Go back to the newest good checkpoint of the folder, or to the beginning."""
         assert self.folder is not None
-        checkpoints = Checkpoints(self.folder.checkpoints)
+        checkpoints = self._checkpoints_in(self.folder)
         if not checkpoints.steps():
             return
         snapshot, self.warnings = checkpoints.load_latest(self.clients)
+        progress = self._checked(snapshot)
         self.done, self.server = snapshot.step, snapshot.server
-        self._totals = dict(snapshot.totals)
+        self._totals = {key: snapshot.totals[key] for key in self._totals}
         self._checkpoints, self._saved = checkpoints, snapshot.step
-        self._ledger_bytes = snapshot.extra["ledger_bytes"]
-        if stored := snapshot.extra.get("early_end"):
-            early_end = EarlyEnd(**stored)
-            if early_end.of_rounds == self.experiment.config.rounds:
-                self._cut_plans(early_end)
+        self._ledger_bytes = progress.ledger_bytes
+        if early_end := stored_early_end(self.experiment, progress):
+            self._cut_plans(early_end)
+        self._restore_digests(self.folder, progress)
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
         self.records = read_records(self.folder.metrics, RoundRecord)
+
+    def _restore_digests(self, folder: RunFolder, progress: Progress) -> None:
+        self._digests_bytes = progress.digests_bytes
+        if self._digests_bytes is not None:
+            with Journal.open(folder.digests) as journal:
+                journal.truncate(self._digests_bytes)
+            if lines := read_records(folder.digests, StepDigests):
+                self.chain = DigestChain.after(lines)
+
+    def _checked(self, snapshot: Snapshot) -> Progress:
+        """What a checkpoint says beside the states, which must be of this run."""
+        assert self.folder is not None
+        where = f"the newest checkpoint in {self.folder.checkpoints}"
+        progress = load(Progress, snapshot.extra, where)
+        plans, early_end = len(self.experiment.plans), progress.early_end
+        model, initial = snapshot.server.get(METHOD, {}), self.server.get(METHOD, {})
+        for fits, what in (
+            (snapshot.step <= plans, f"is at step {snapshot.step} of {plans}"),
+            (early_end is None or 0 < early_end.plans <= plans, "ends early outside of the plan"),
+            (self._totals.keys() <= snapshot.totals.keys(), "lacks the run's totals"),
+            (all(0 <= cid < self.program.clients for cid in snapshot.clients), "has other clients"),
+            (_shapes(model) == _shapes(initial), "has a model of other tensors"),
+        ):
+            if not fits:
+                raise CheckpointError(
+                    f"{where} {what}, so it is not of this run; restore it, or start again with"
+                    " --overwrite"
+                )
+        return progress
 
     def summary(self) -> Summary:
         """The run in one object."""
@@ -153,50 +218,61 @@ class Runner:
             run=None if self.folder is None else str(self.folder.path),
             stopped=None if self._early_end is None else self._early_end.reason,
             title=config.title,
+            digest=None if self._digests_bytes is None else self.chain.link,
         )
 
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
         for _ in range(TRIES - 1):
             with suppress(TooFewAnswers):
-                self._try(plan)
+                self._commit(self.play(plan))
                 return
-        self._try(plan)
+        self._commit(self.play(plan))
 
-    def _try(self, plan: Plan) -> None:
-        """Nothing of a plan is kept before all of it is done."""
+    def play(self, plan: Plan, last: bool | None = None) -> PlayedStep:
+        """Carry out a plan; nothing of it counts before all of it is done.
+
+        `last` says whether it is the run's last, which is scored more fully; by default as the
+        list of plans has it.
+        """
         begun = time.perf_counter()
         present = list(self.engine.present(self.program.clients))
         cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
-        sheet, kept = ScoreSheet(), self.clients.draft()
+        sheet, kept, digester = ScoreSheet(), self.clients.draft(), self.chain.step()
         bytes_up = bytes_down = 0
-        absent = dict[int, str]()
+        absent, rows = dict[int, str](), dict[int, int]()
 
         def job(cid: int) -> Job:
             nonlocal bytes_down
-            down = send(r, cid)
+            own = self.clients.get(cid)
+            down = send(r, cid, own)
             bytes_down += nbytes(down.state)
-            return Job(cid, down, self.clients.get(cid))
+            digester.sent(cid, down.state)
+            return Job(cid, down, own)
 
-        inside = self._evaluator.inside(plan)
+        inside = self.evaluator.inside(plan)
         for cid, up, own in self.engine.clients(cohort, job, inside):
             if isinstance(up, Absent):
                 absent[cid] = up.why
                 r.add(cid, None)
                 continue
             bytes_up += nbytes(up.state)
-            self._evaluator.enter(cid, up.scores, sheet)
+            rows[cid] = up.n
+            self.evaluator.enter(cid, up.scores, sheet)
             if self._ledger is not None:
                 self._ledger.enter(cid, up)
+            digester.answered(cid, up, own)
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
         self._check_enough(r, absent)
+        digester.hash_waiting()  # here, so that its time counts for this step
         with timed("aggregation"):
             server = merge(r)
-        last = self.done == len(self.plans) - 1
-        self._evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
+        if last is None:
+            last = self.done == len(self.plans) - 1
+        self.evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
         scores = sheet.scores()
         record = RoundRecord(
             step=self.done,
@@ -211,10 +287,14 @@ class Runner:
             activities=self._activities(),
             scores=scores,
             absent=absent,
+            rows=dict(sorted(rows.items())),  # not in the order of arrival
             notes=jsonable(r.notes),
             headline=headline(self.experiment.protocol, scores),
         )
-        self._commit(record, server, kept)
+        plain = plain_record(record)
+        changed = None if server is self.server else server
+        linked = digester.ended(self.done, changed, plain)
+        return PlayedStep(record, server, kept, plain_line(plain), linked.digests, linked.line)
 
     def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
         least = self.experiment.config.min_clients
@@ -231,24 +311,43 @@ class Runner:
         """Seconds by activity since the last call, here and in the engine's other processes."""
         return {"main": timed.drain(), "workers": self.engine.elsewhere.drain()}
 
-    def _commit(self, record: RoundRecord, server: State, kept: ClientStates) -> None:
+    def _commit(self, played: PlayedStep) -> None:
+        record = played.record
         self._whole = False  # Ctrl-C may come between any two of these lines
-        self.server = server
-        self.clients.accept(kept)
-        self._changed |= kept.keys()
-        self.done += 1
+        self.accept(played)
+        self._changed |= played.kept.keys()
         self._totals["bytes_up"] += record.bytes_up
         self._totals["bytes_down"] += record.bytes_down
         self._totals["seconds"] += record.seconds
         self.records.append(record)
         if self._journal is not None:
-            self._journal.append(record)
+            self._journal.append_line(played.journal_line)
+        if self._digests is not None:
+            self._digests.append_line(played.digests_line)
         if self._ledger is not None:
             self._ledger.end_step(record)
         self._whole = True
         self._tell_watchers(record)
         if self._checkpoint_due():
             self._checkpoint()
+
+    def accept(self, played: PlayedStep) -> None:
+        """Take over the states of a step: the next plan goes on from them."""
+        if self._judged_after_training:
+            self._remember(played)
+        self.server = played.server
+        self.clients.accept(played.kept)
+        self.chain.accept(played.digests)
+        self.done += 1
+
+    def _remember(self, played: PlayedStep) -> None:
+        """Hold on to what the newest training round, or a step after it, is about to replace."""
+        if played.record.kind == "train":
+            self._replaced, self._server_before = {}, self.server
+        old = {cid: self.clients.get(cid) for cid in played.kept}
+        self._replaced = {**old, **self._replaced}
+        before = States.before(self._server_before, self.clients, self._replaced)
+        self.before_last_round = before
 
     def _tell_watchers(self, record: RoundRecord) -> None:
         for watcher in self.watchers:
@@ -274,24 +373,25 @@ class Runner:
         return record.headline is None or newcomers or whole_last_round
 
     def _cut_plans(self, early_end: EarlyEnd) -> None:
-        """End the training early, and do what comes after training as in a run that was meant to
-        have so many rounds."""
-        training = self.experiment.plans[: early_end.plans]
-        if self.experiment.protocol.full_last_round and early_end.finish:
-            training[-1] = replace(training[-1], cohort="all")
-        closing = [
-            replace(plan, t=training[-1].t + 1)
-            for plan in self.experiment.plans[early_end.plans :]
-            if plan.kind != "train"
-        ]
+        """End the training early."""
         self._early_end = early_end
-        self._evaluator.last_round = training[-1].t
-        self.plans = [*training, *(closing if early_end.finish else [])]
+        self.evaluator.last_round = self.experiment.plans[early_end.plans - 1].t
+        self.plans = cut_plans(self.experiment, early_end)
+
+    @property
+    def _judged_after_training(self) -> bool:
+        """Are the models of the result those after the last round's local training?"""
+        return self.experiment.protocol.moment == "trained" and not self.engine.keeps_states
 
     def _checkpoint_due(self) -> bool:
         """Every so many steps, and where training ends: from there more rounds can be added. The
-        few steps after it are saved together at the end, so that this one stays."""
+        few steps after it are saved together at the end, so that this one stays. Where models after
+        the last local training are the result, also before it: from there they can be made again.
+        """
         if self.engine.keeps_states:
+            return True
+        left = [plan.kind for plan in self.plans[self.done :]]
+        if self._judged_after_training and left.count("train") == 1 and left[0] == "train":
             return True
         if self.plans[self.done - 1].kind != "train":
             return self.done < len(self.plans) and self.plans[self.done].kind == "train"
@@ -303,15 +403,24 @@ class Runner:
         if self.folder is None:
             yield
             return
-        self._checkpoints = self._checkpoints or Checkpoints(self.folder.checkpoints)
-        with (
-            Journal.open(self.folder.metrics) as self._journal,
-            Ledger.open(self.folder.ledger, self._ledger_bytes) as self._ledger,
-        ):
+        self._checkpoints = self._checkpoints or self._checkpoints_in(self.folder)
+        with ExitStack() as files:
+            self._journal = files.enter_context(Journal.open(self.folder.metrics))
+            ledger = Ledger.open(self.folder.ledger, self._ledger_bytes)
+            self._ledger = files.enter_context(ledger)
             if self.done == 0:
                 self._journal.truncate(0)
+            if self._digests_bytes is not None:
+                self._digests = files.enter_context(Journal.open(self.folder.digests))
+                self._digests.truncate(self._digests_bytes)
             yield
-        self._journal = self._ledger = None
+        self._journal = self._ledger = self._digests = None
+
+    def _checkpoints_in(self, folder: RunFolder) -> Checkpoints:
+        # Receipts are no states: nothing can be computed from an earlier checkpoint of them.
+        megabytes = 0 if self.engine.keeps_states else self.experiment.config.history
+        kept = self.engine.checkpoints_kept
+        return Checkpoints(folder.checkpoints, kept, history=int(megabytes * 2**20))
 
     def _checkpoint(self) -> None:
         """Save, unless that is done; or a round was torn, and the checkpoint before it counts."""
@@ -325,14 +434,39 @@ class Runner:
             clients=self.clients,
             journal_bytes=self._journal.sync(),
             totals=self._totals,
-            extra={
-                "ledger_bytes": self._ledger.sync(),
-                "early_end": None if self._early_end is None else asdict(self._early_end),
-            },
+            extra=asdict(
+                Progress(
+                    self._ledger.sync(),
+                    None if self._digests is None else self._digests.sync(),
+                    self._early_end,
+                )
+            ),
         )
         with timed("saving"):
             self._checkpoints.save(snapshot, self._changed)
         self._saved, self._changed = self.done, set()
+
+
+def stored_early_end(experiment: Experiment, progress: Progress) -> EarlyEnd | None:
+    """Where the training was ended early, unless the run was given more rounds since."""
+    early_end = progress.early_end
+    if early_end is None or early_end.of_rounds != experiment.config.rounds:
+        return None
+    return early_end
+
+
+def cut_plans(experiment: Experiment, early_end: EarlyEnd) -> list[Plan]:
+    """An experiment's plans up to an early end, and what comes after training as in a run that was
+    meant to have so many rounds."""
+    training = experiment.plans[: early_end.plans]
+    if experiment.protocol.full_last_round and early_end.finish:
+        training[-1] = replace(training[-1], cohort="all")
+    closing = [
+        replace(plan, t=training[-1].t + 1)
+        for plan in experiment.plans[early_end.plans :]
+        if plan.kind != "train"
+    ]
+    return [*training, *(closing if early_end.finish else [])]
 
 
 def total(activities: Sequence[Seconds]) -> dict[str, dict[str, float]]:
@@ -348,6 +482,10 @@ def total(activities: Sequence[Seconds]) -> dict[str, dict[str, float]]:
             for name, more in seconds.items():
                 so_far[name] = so_far.get(name, 0.0) + more
     return summed
+
+
+def _shapes(tree: Tree) -> dict[str, tuple[object, ...]]:
+    return {key: (tuple(value.shape), value.dtype) for key, value in tree.items()}
 
 
 def _mean_loss(r: Round) -> float | None:

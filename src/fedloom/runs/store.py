@@ -44,9 +44,15 @@ def record(cid: int, data: bytes) -> bytes:
 
 
 def records(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Every (id, packed state) of a file, one at a time."""
-    while head := file.read(_HEAD.size):
-        cid, size = _HEAD.unpack(head)
+    """Every (id, packed state) of a file, one at a time; ValueError where it was altered."""
+    left = os.fstat(file.fileno()).st_size
+    while left:
+        if left < _HEAD.size:
+            raise ValueError(f"the last {left} bytes are no state")
+        cid, size = _HEAD.unpack(file.read(_HEAD.size))
+        left -= _HEAD.size + size
+        if cid < 0 or size < 0 or left < 0:
+            raise ValueError(f"client {cid} with {size} bytes cannot be")
         yield cid, file.read(size)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from fedloom.errors import BadInput, RunFolderError
+from fedloom.files import parse_json, read_regular
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
@@ -17,13 +17,15 @@ def read_config(path: str | Path) -> RunConfig:
     """The configuration of a run folder; a folder in another format is refused."""
     paths = RunPaths(path)
     try:
-        settings = json.loads(paths.config.read_text(encoding="utf-8"))
+        settings = parse_json(read_regular(paths.config))
     except OSError:
         raise RunFolderError(
             f"there is no run in {path}: it has no {paths.config.name}; check the path"
         ) from None
     except ValueError as e:
         raise RunFolderError(f"{paths.config} is not valid JSON ({e}); restore it") from None
+    if not isinstance(settings, dict):
+        raise RunFolderError(f"{paths.config} holds no settings but {settings!r:.60}; restore it")
     paths.check_format()
     return RunConfig.checked(settings)
 
