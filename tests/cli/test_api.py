@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import fedloom as fl
-from helpers import fedloom
+from helpers import LIMIT, fedloom
 
 SMALL = {"rounds": 2, "clients": 4, "partition": "iid"}
 
@@ -110,7 +110,7 @@ def test_a_method_of_ones_own_in_a_script_with_worker_processes(tmp_path: Path) 
         )
     )
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=LIMIT
     )
     by_name, on_pool, twice, once = done.stdout.split()
     # Doubling the loss is doubling the learning rate, exactly: a power of two.

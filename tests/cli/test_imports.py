@@ -20,7 +20,7 @@ from fedloom.data import augmentations, partitions, register_data
 from fedloom.methods import register
 from fedloom.models import models
 from fedloom.registry import squash
-from helpers import Done, finish, start_fedloom, wait_until
+from helpers import LIMIT, Done, finish, start_fedloom, wait_until
 from helpers import fedloom as command
 
 THINGS = Path(__file__).parent.parent / "own_code/own_things.py"
@@ -235,7 +235,7 @@ def test_a_script_names_a_file_or_itself(things: Path) -> None:
         )
     )
     done = subprocess.run(
-        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, "script.py"], capture_output=True, text=True, check=False, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "mine\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import fedloom, finish, start_fedloom
+from helpers import LIMIT, fedloom, finish, start_fedloom
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_a_starting_file_passes_its_test_and_runs(folder: Path, kind: str) -> No
     assert f"fedloom run --import {file} --{kind} tiny_{kind}" in done.out
     assert f"my_{kind}" not in file.read_text()
     test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "mine"]
-    passed = subprocess.run(test, capture_output=True, text=True, check=False, timeout=300)
+    passed = subprocess.run(test, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert passed.returncode == 0, passed.stdout
     small = ["--rounds=1", "--clients=3", "--partition=iid", "--quiet", "--json"]
     run = finish(start_fedloom("run", f"--import={file}", f"--{kind}=tiny_{kind}", *small))

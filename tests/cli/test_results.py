@@ -124,7 +124,7 @@ def test_signatures_name_every_setting(function: Any) -> None:
     settings = set(RunConfig.model_fields) - objects
     assert settings - {"seed"} <= set(inspect.signature(function).parameters)
     assert set(RunSettings.__annotations__) == settings
-    hints = get_type_hints(RunSettings)
+    hints = get_type_hints(RunSettings, localns={"Task": fl.Task})
     assert (hints["rounds"], hints["lr"]) == (int, float | None)
 
 
