@@ -32,6 +32,7 @@ from fedloom.errors import BadInput, CheckpointError
 from fedloom.runs import checkpoint, store
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.store import records
+from helpers import LIMIT
 
 CLIENTS = 8
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -143,6 +144,52 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     assert checkpoints.steps() == [9, 5, 2]
     with pytest.raises(BadInput, match="at least one"):
         Checkpoints(tmp_path, keep=0)
+
+
+def history(folder: Path, bytes_of_history: int, steps: range) -> list[int]:
+    """The steps that are left of these, whose checkpoints are some 1 KB each."""
+    checkpoints = Checkpoints(folder, history=bytes_of_history)
+    for step in steps:
+        checkpoints.save(Snapshot(step, {"model": {"w": torch.ones(100)}}, {}, 0, {}))
+    return sorted(checkpoints.steps())
+
+
+def test_earlier_ones_stay_within_their_bytes_spread_over_the_run(tmp_path: Path) -> None:
+    assert history(tmp_path / "all", 10**6, range(1, 9)) == list(range(1, 9))
+    some = history(tmp_path / "some", 6000, range(1, 33))
+    *earlier, before, newest = some
+    assert (before, newest) == (31, 32)
+    gaps = [b - a for a, b in pairwise([0, *earlier, before])]
+    assert 3 <= len(earlier) <= 8
+    assert max(gaps) <= 3 * min(gaps)
+    assert history(tmp_path / "none", 0, range(1, 9)) == [7, 8]
+
+
+def test_earlier_ones_are_few_however_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "MOST_EARLIER", 4)
+    assert len(history(tmp_path, 10**6, range(1, 20))) == 6
+
+
+def test_files_that_earlier_ones_share_count_once(tmp_path: Path) -> None:
+    """One segment of 100 KB that does not change: all fit into 200 KB."""
+    checkpoints = Checkpoints(tmp_path, history=200_000)
+    clients = {cid: {"m": {"w": torch.ones(5000)}} for cid in range(5)}
+    for step in range(1, 9):
+        checkpoints.save(Snapshot(step, {}, clients, 0, {}), set() if step > 1 else None)
+    assert sorted(checkpoints.steps()) == list(range(1, 9))
+
+
+def test_any_kept_step_can_be_loaded(tmp_path: Path) -> None:
+    checkpoints = saved(tmp_path, 1, 2, 5, keep=3)
+    clients: dict[int, State] = {}
+    assert_equal(checkpoints.load(2, clients), snapshot_at(2))
+    with pytest.raises(CheckpointError, match="no checkpoint of step 3"):
+        checkpoints.load(3, {})
+    (tmp_path / "step-000001" / "manifest.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"step-000001.*damaged"):
+        checkpoints.load(1, {})
 
 
 def segments(folder: Path, step: int) -> dict[str, list[int]]:
@@ -427,7 +474,7 @@ def test_kill_9_at_any_call_leaves_a_good_checkpoint(tmp_path: Path) -> None:
         folder = tmp_path / str(fatal)
         shutil.copytree(tmp_path / "start", folder)
         process = started(save_until_call, folder, fatal)
-        process.join(timeout=60)
+        process.join(timeout=LIMIT)
         got, warnings = Checkpoints(folder).load_latest()
         assert not warnings
         assert_equal(got, snapshot_at(got.step))
@@ -452,10 +499,10 @@ def test_kill_9_at_any_time_leaves_a_good_checkpoint(tmp_path: Path) -> None:
     for _ in range(20):
         begun = PROCESSES.Event()
         process = started(save_forever, tmp_path, begun)
-        assert begun.wait(timeout=60)
+        assert begun.wait(timeout=LIMIT)
         time.sleep(chance.uniform(0, 0.05))
         process.kill()
-        process.join(timeout=60)
+        process.join(timeout=LIMIT)
         got, warnings = checkpoints.load_latest()
         assert not warnings
         assert got.step > before

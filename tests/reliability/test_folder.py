@@ -39,6 +39,7 @@ def test_paths_and_files_of_a_run(tmp_path: Path) -> None:
         "torch",
         "numpy",
         "platform",
+        "cpu",
         "threads",
     }
     names = [paths.partition.name, paths.metrics.name, paths.checkpoints.name, paths.summary.name]
@@ -129,11 +130,11 @@ def test_a_second_process_is_told_who_holds_the_folder_until_kill_9(tmp_path: Pa
     here, there = PROCESSES.Pipe()
     process = PROCESSES.Process(target=hold, args=(path, there), daemon=True)
     process.start()
-    assert here.poll(60)
+    assert here.poll(600)
     with pytest.raises(RunFolderError, match=f"already in use by process {process.pid};"):
         RunFolder.open(path)
     process.kill()
-    process.join(60)
+    process.join(600)
     with RunFolder.open(path):
         assert (path / "fedloom.pid").read_text() == f"{os.getpid()}\n"
 
