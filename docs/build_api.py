@@ -31,10 +31,16 @@ WIDTH = 96
 
 PAGES = {
     "running": (
-        "Run, resume, compare",
-        ("fedloom.launch", "fedloom.runs", "fedloom.core.protocol"),
+        "Run, resume, compare, tune, verify",
+        (
+            *("fedloom.launch", "fedloom.runs", "fedloom.tuning", "fedloom.verification"),
+            "fedloom.core.protocol",
+        ),
     ),
+    "advice": ("Check data, choose a method", ("fedloom.advice",)),
     "records": ("What a run leaves behind", ("fedloom.record",)),
+    "tasks": ("Tasks and metrics", ("fedloom.core.task", "fedloom.core.metrics")),
+    "using-models": ("Models in use", ("fedloom.serving",)),
     "writing-methods": ("Write a method", ("fedloom.core", "fedloom.methods")),
     "methods": ("Methods and terms", ("fedloom.methods.",)),
     "models": ("Networks", ("fedloom.models", "fedloom.core.net")),
@@ -328,19 +334,23 @@ def guide() -> str:
     return text
 
 
-def main() -> None:
-    """Write every page, or say which is out of date."""
-    pages = {**reference(), GUIDE: guide()}
+def write(pages: dict[Path, str], folder: Path, command: str) -> None:
+    """Write pages and remove others of their folder; with --check only say what is out of date."""
     stale = [f for f, text in pages.items() if not f.exists() or f.read_text("utf-8") != text]
-    superfluous = [file for file in (DOCS / "api").glob("*.md") if file not in pages]
+    superfluous = [file for file in folder.glob("*.md") if file not in pages]
     if "--check" in sys.argv:
         names = ", ".join(file.relative_to(DOCS.parent).as_posix() for file in stale + superfluous)
-        sys.exit(f"out of date: {names}; run python docs/build_api.py" if names else 0)
-    (DOCS / "api").mkdir(exist_ok=True)
+        sys.exit(f"out of date: {names}; run {command}" if names else 0)
+    folder.mkdir(exist_ok=True)
     for file in stale:
         file.write_text(pages[file], "utf-8")
     for file in superfluous:
         file.unlink()
+
+
+def main() -> None:
+    """Write every page, or say which is out of date."""
+    write({**reference(), GUIDE: guide()}, DOCS / "api", "python docs/build_api.py")
 
 
 if __name__ == "__main__":

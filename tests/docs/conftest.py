@@ -1,0 +1,3 @@
+"""Preparations of pages write files into the folder they run in, so they are not imported here."""
+
+collect_ignore = ["before"]
