@@ -4,7 +4,7 @@ BIN := .venv/bin
 # torch's threads fight over few cores; the engines parallelise over clients instead.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check lint types docs bench clean
+.PHONY: demo test check lint types docs site notebooks bench constraints audit clean
 .DEFAULT_GOAL := demo
 
 .venv/installed: pyproject.toml constraints.txt
@@ -37,6 +37,15 @@ types: .venv/installed
 
 docs: .venv/installed
 	$(BIN)/python docs/build_api.py
+	$(BIN)/python docs/build_methods.py
+
+# The documentation as a site, in build/site.
+site: docs
+	$(BIN)/python docs/build_site.py
+
+# Run the notebooks of docs/notebooks and keep what they print.
+notebooks: .venv/installed
+	$(BIN)/python docs/notebooks/run_notebooks.py
 
 # About two hours, on a machine that does nothing else; real data through FEDLOOM_DATA.
 bench: .venv/installed
@@ -48,5 +57,17 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/deployment.py
 	$(BIN)/python benchmarks/page.py
 
+# The whole closure with the sha256 of every package, from what constraints.txt pins.
+constraints:
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/pip install --quiet uv
+	for extra in flower dev; do .venv-tools/bin/uv pip compile pyproject.toml --extra $$extra -c constraints.txt --generate-hashes --universal --python-version 3.11 --custom-compile-command "make constraints" --annotation-style line --quiet -o constraints/$$extra.txt; done
+
+# Known vulnerabilities of all of them; needs PyPI's JSON pages.
+audit:
+	$(PYTHON) -m venv .venv-tools
+	.venv-tools/bin/pip install --quiet pip-audit
+	.venv-tools/bin/pip-audit -r constraints/dev.txt --require-hashes --disable-pip
+
 clean:
-	rm -rf .venv runs benchmarks/.peers
+	rm -rf .venv .venv-tools runs benchmarks/.peers

@@ -193,7 +193,81 @@ def advice() -> str:
     return "\n".join(lines)
 
 
+def encoder() -> str:
+    """The papers' methods on a pretrained encoder."""
+    names = {"frozen": "frozen body", "lora": "LoRA adapters", "all": "all trained"}
+    measured = read("encoder")["runs"]
+    few = min(r["rounds"] for r in measured.values())
+    body = []
+    for label, r in sorted(measured.items()):
+        data, way, method = label.split(" ")
+        early = r["accuracy_by_round"][str(few)]
+        body.append(
+            [
+                f"`{data}`",
+                method,
+                names[way],
+                f"{100 * early:.1f}",
+                f"{100 * r['accuracy']:.1f} ({r['rounds']})",
+                f"{r['megabytes_of_later_rounds']:.1f}",
+                f"{r['later_round_seconds']:.2f}",
+            ]
+        )
+    accuracy = [f"accuracy after round {few}, %", "at the end (rounds), %"]
+    return rows(
+        ["data", "method", "trained", *accuracy, "MB a later round", "s a later round"], body
+    )
+
+
+def advised() -> str:
+    """Whether advice was right, case by case."""
+    draws = read("advise")["draws"]
+    names = dict.fromkeys(name for draw in draws.values() for name in draw["cases"])
+
+    def cell(draw: dict, name: str) -> str:
+        r = draw["cases"].get(name)
+        if r is None:
+            return "-"
+        return f"`{r['advised']}` ({r['kind']}){'' if r['right'] else ', **wrong**'}"
+
+    body = []
+    for name in names:
+        first = next(draw["cases"][name] for draw in draws.values() if name in draw["cases"])
+        kinds = ", ".join(first["right_kinds"])
+        body.append([first["why"], kinds, *(cell(draw, name) for draw in draws.values())])
+    table = rows(
+        ["how the clients were made", "right kinds", *(f"draw {number}" for number in draws)], body
+    )
+    counts = ", ".join(
+        f"in {draw['right']} of {draw['asked']} of draw {number}" for number, draw in draws.items()
+    )
+    return f"Right {counts}.\n\n{table}"
+
+
+def hostile() -> str:
+    """The papers' methods among hostile clients, by rule."""
+    runs = read("hostile")["runs"]
+    by_row: dict[tuple[str, str], dict[str, float | None]] = {}
+    for label, accuracy in runs.items():
+        method, case, rule = label.split(" | ")
+        by_row.setdefault((case, method), {})[rule] = accuracy
+    rules = list(dict.fromkeys(label.split(" | ")[2] for label in runs))
+
+    def cell(row: dict[str, float | None], rule: str) -> str:
+        value = row.get(rule)
+        return ("-" if rule in row else "") if value is None else f"{100 * value:.1f}"
+
+    body = [
+        [case, method, *(cell(row, rule) for rule in rules)]
+        for (case, method), row in by_row.items()
+    ]
+    return rows(["hostile", "method", *(f"`{rule}`" for rule in rules)], body)
+
+
 PLACES = {
+    "advise.md": {"advised": advised},
+    "reliability.md": {"hostile": hostile},
+    "encoders.md": {"encoder": encoder},
     "performance.md": {"speed": speed, "tricks": tricks, "scale": scale},
     "distributed.md": {
         "engines": engines,

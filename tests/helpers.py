@@ -33,6 +33,7 @@ from fedloom.testing.federations import digits
 from fedloom.testing.rounds import Answer, Played, digest, finite, play, same
 
 __all__ = [
+    "LIMIT",
     "Answer",
     "Done",
     "Played",
@@ -55,6 +56,9 @@ __all__ = [
     "wait_until",
     "with_shared_tests",
 ]
+
+LIMIT = 600.0
+"""Seconds within which whatever a test waits for has to happen, however busy the machine is."""
 
 # ------------------------------------------------------------------ data
 
@@ -206,7 +210,7 @@ def start_fedloom(*args: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 120) -> Done:
+def finish(process: subprocess.Popen[str], timeout: float = LIMIT) -> Done:
     """Wait for a process; one that hangs is killed and fails the test."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -216,7 +220,7 @@ def finish(process: subprocess.Popen[str], timeout: float = 120) -> Done:
     return Done(process.returncode, out, err)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60, pause: float = 0.005) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = LIMIT, pause: float = 0.005) -> None:
     """Poll; a condition that never holds fails the test."""
     end = time.monotonic() + seconds
     while not condition():

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from fedloom.core.method import Method
 from fedloom.core.protocol import PROTOCOLS, Protocol
+from fedloom.core.task import tasks
 from fedloom.core.term import Term
 from fedloom.data import augmentations, modifiers, partitions, register_data, shifts, splits
 from fedloom.data.hub import KNOWN, mirror
@@ -132,6 +133,7 @@ def _facts(name: str, width: int) -> str:
         "Comes down": observed.down,
         "Stays": observed.stays,
         "Cost beside FedAvg": cost(name),
+        "Worth tuning": worth_tuning(name),
     }
     lines = (f"{what}: {fact}" for what, fact in facts.items())
     return "\n".join(textwrap.fill(line, width, subsequent_indent="  ") for line in lines)
@@ -187,10 +189,26 @@ def family(name: str) -> str:
     >>> family("fedper"), family("moon")
     ('personal layers', 'drift correction')
     """
+    return parts_of(name)[-1].family
+
+
+def worth_tuning(name: str) -> str:
+    """The hyper-parameters that `fedloom tune` searches, with their ranges.
+
+    >>> worth_tuning("fedprox")
+    'lr, mu in 0.001 .. 1 (log)'
+    """
+    ranges = {key: where for part in parts_of(name) for key, where in part.tunable.items()}
+    return ", ".join(["lr"] * ("lr" not in ranges) + [f"{k} in {w}" for k, w in ranges.items()])
+
+
+def parts_of(name: str) -> tuple[Term, ...]:
+    """What a registered name is made of."""
     built = register[name]()
-    parts = built if isinstance(built, tuple) else getattr(built, "parts", (built,))
-    last: Term = parts[-1]
-    return last.family
+    parts: tuple[Term, ...] = (
+        built if isinstance(built, tuple) else getattr(built, "parts", (built,))
+    )
+    return parts
 
 
 def cost(name: str) -> str:
@@ -319,6 +337,7 @@ def _summary(entry: Callable[..., Any]) -> str:
 
 _REGISTRIES: dict[str, tuple[Registry, ...]] = {
     "models": (models,),
+    "tasks": (tasks,),
     "partitions": (partitions, modifiers),
     "shifts": (shifts,),
     "splits": (splits,),
@@ -327,6 +346,7 @@ _REGISTRIES: dict[str, tuple[Registry, ...]] = {
 _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "methods": _methods,
     "models": _registered("models"),
+    "tasks": _registered("tasks"),
     "data": _data,
     "partitions": _registered("partitions"),
     "shifts": _registered("shifts"),

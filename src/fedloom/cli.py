@@ -1,5 +1,7 @@
-"""The command line: `fedloom list | show | partition | run | compare | resume`, what a run left
-(`report | diagnose | ledger`), `fedloom reproduce`, `fedloom new` and `fedloom deploy`.
+"""The command line: `fedloom list | show | partition | run | compare | tune | resume`, data before
+a run (`check | advise`), what a run left (`report | diagnose | ledger | verify`), its models in use
+(`export | predict | serve`), a newcomer's (`adapt`), `fedloom reproduce`, `fedloom new`, `fedloom
+deploy`, `fedloom audit`, `fedloom purge` and `fedloom dossier`.
 
 Flags of a run are the keys of `RunConfig`. Whatever needs torch is imported inside a command, so
 that help is quick.
@@ -23,6 +25,8 @@ from rich.console import Console
 from rich.text import Text
 
 from fedloom.deploy.cli import Imports, deploy_app
+from fedloom.deploy.operations.audit_cli import audit_app
+from fedloom.deploy.operations.cli import dossier, purge
 from fedloom.errors import (
     BadInput,
     CheckpointError,
@@ -34,6 +38,7 @@ from fedloom.errors import (
     suggestion,
 )
 from fedloom.extensions import load_extensions
+from fedloom.model_commands import adapt, export, predict, serve
 from fedloom.runs.config import RunConfig
 from fedloom.scaffold.command import new
 from fedloom.signals import stops_as_ctrl_c
@@ -55,7 +60,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy_app)
+app.add_typer(audit_app)
+app.command()(purge)
+app.command()(dossier)
 app.command()(new)
+app.command()(export)
+app.command()(predict)
+app.command()(serve)
+app.command()(adapt)
 out = Console()
 err = Console(stderr=True)
 
@@ -65,6 +77,8 @@ class BeforeCommand:
     """Options before the command, which `main` needs when the command has failed."""
 
     debug: bool = False
+    failure: int = 1
+    """Exit status of an error for the user; `verify` means something else by 1."""
 
 
 before_command = BeforeCommand()
@@ -73,6 +87,10 @@ Config = Annotated[Path | None, typer.Option("--config", help="TOML file with th
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the summary as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
+PolicyFile = Annotated[
+    Path | None,
+    typer.Option("--policy", help="A site.toml: run only what its [policy] permits every client."),
+]
 Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
 Log = Annotated[
     str | None,
@@ -88,18 +106,19 @@ Overrides = Annotated[
 ]
 
 PANELS = {
-    "Data": "data label client domain inputs partition clients split shift augment normalize"
-    " image_size partition_seed newcomers",
+    "Data": "data label client domain inputs task partition clients split shift augment"
+    " normalize image_size encoder partition_seed newcomers",
     "Method and training": "method model start start_without rounds participation epochs steps"
     " batch_size lr optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
-    " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau seed",
-    "Evaluation": "protocol eval_every early_stop diagnose diagnose_every",
-    "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every out"
-    " title",
+    " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau aggregation"
+    " hostile seed",
+    "Evaluation": "protocol metrics eval_every early_stop diagnose diagnose_every",
+    "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every"
+    " history out title",
 }
 DIVIDING = (
     *("imports", "data", "label", "client", "domain", "inputs", "partition", "clients", "split"),
-    *("shift", "normalize", "image_size"),
+    *("task", "shift", "normalize", "image_size"),
 )
 """The keys that decide a partition, beside its seed."""
 
@@ -160,7 +179,7 @@ def program(
     ] = False,
 ) -> None:
     """Options before the command."""
-    before_command.debug = debug
+    before_command.debug, before_command.failure = debug, 1
 
 
 @app.command("run")
@@ -172,6 +191,7 @@ def run_command(
     as_json: Json = False,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    policy: PolicyFile = None,
     profile: Profile = False,
     log: Log = None,
     live: LivePage = False,
@@ -182,6 +202,7 @@ def run_command(
     chosen = RunConfig.read(config, overrides or (), flags)
     from fedloom.launch.start import engine_of, start
     from fedloom.launch.terminal import profile_table, summary_table
+    from fedloom.policy.simulation import check_experiment
     from fedloom.runs.experiment import Experiment
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
@@ -193,7 +214,9 @@ def run_command(
         engine_of(chosen) as engine,
     ):
         watchers = [*_watchers(loggers, bar, chosen.method), *pages]
-        result = start(Experiment.build(chosen), engine, watchers, overwrite)
+        experiment = Experiment.build(chosen)
+        check_experiment(experiment, policy)
+        result = start(experiment, engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result))
     _show(profile_table(result.summary) if profile and not as_json else None)
     _print_json(result.summary, as_json)
@@ -209,6 +232,7 @@ def compare_command(
     as_json: Json = False,
     quiet: Quiet = False,
     overwrite: Overwrite = False,
+    policy: PolicyFile = None,
     log: Log = None,
     flags: dict[str, Any],
 ) -> None:
@@ -225,7 +249,7 @@ def compare_command(
     folder = chosen.out or _new_folder("compare")
     common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
     with (
-        _stoppable(folder, compare=True),
+        _stoppable(folder, again="the same command"),
         _loggers(log) as loggers,
         _bar(quiet, runs=len(names) * seeds) as bar,
     ):
@@ -237,12 +261,150 @@ def compare_command(
             watch=lambda label, over: _watchers(loggers, bar, label, over),
             overwrite=overwrite,
             progress=False,
+            policy=policy,
             **common,
         )
     _show(None if quiet or as_json else comparison_table(comparison))
     if not quiet and not as_json:
-        out.print(f"runs: {folder}")
+        print(f"runs: {folder}")
     _print_json({**comparison.as_json(), "run": folder}, as_json)
+
+
+@app.command("tune")
+@settings("method")
+def tune_command(
+    methods: Annotated[list[str], typer.Argument(help="Expressions; key=value are overrides.")],
+    *,
+    trials: Annotated[int | None, typer.Option(help="Of each method (default: 16).", min=1)] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="In place of trials: 30m, 1h30m for all.", metavar="TIME")
+    ] = None,
+    lr_range: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the learning rate, e.g. 1e-3..1 (default: the methods').", metavar="LOW..HIGH"
+        ),
+    ] = None,
+    config: Config = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    flags: dict[str, Any],
+) -> None:
+    """Search hyper-parameters by successive halving, on validation rows only.
+
+    Every method gets as many trials, --workers of them side by side. What an expression writes
+    stays as it is; the learning rate and what the method declares is searched. With --out, the same
+    command once more goes on where it stopped.
+    """
+    overrides = [m for m in methods if _is_override(m)]
+    names = [m for m in methods if m not in overrides]
+    chosen = RunConfig.read(config, overrides, flags)
+    from fedloom.tuning.terminal import best_table, trials_table
+    from fedloom.tuning.tune import rates, tune
+
+    folder = chosen.out or _new_folder("tune")
+    common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "model"})
+    with _stoppable(folder, again=f"the same command with --out {folder}"):
+        result = tune(
+            names,
+            chosen.data,
+            trials=trials,
+            budget=budget,
+            lr_range=None if lr_range is None else rates(lr_range),
+            model=chosen.model,
+            note=None if quiet else _note,
+            **common,
+        )
+    if not quiet and not as_json:
+        for tuned in result.methods:
+            out.print(trials_table(tuned, result.rungs))
+        out.print(best_table(result))
+        for tuned in result.methods:
+            print(tuned.command)
+        if len(result.methods) > 1:
+            print(f"all of them: {result.command}")
+        print(f"trials: {folder}")
+    _print_json({**result.as_json(), "run": folder}, as_json)
+
+
+@app.command("check")
+@settings(only=tuple(key for key in (*DIVIDING, "partition_seed", "encoder") if key != "data"))
+def check_command(
+    data: Annotated[str, typer.Argument(help="A path to your own data, or a known name.")],
+    overrides: Overrides = None,
+    *,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Column whose rows must not be trained and tested on, e.g. patient."),
+    ] = None,
+    as_json: Json = False,
+    flags: dict[str, Any],
+) -> None:
+    """Look at data before anything is trained: clients, skew, duplicates, leaks, what is missing.
+
+    Exit status 1: there is something that a training would fail on.
+    """
+    chosen = RunConfig.read(None, overrides or (), {**flags, "data": data})
+    from fedloom.advice.check import check
+    from fedloom.advice.terminal import check_page
+
+    checked = check(data, group=group, **_written(chosen))
+    _show(None if as_json else check_page(checked))
+    _print_json(checked.as_json(), as_json)
+    if not checked.good:
+        raise typer.Exit(1)
+
+
+@app.command("advise")
+@settings("method", "data")
+def advise_command(
+    data: Annotated[str, typer.Argument(help="A path to your own data, or a known name.")],
+    overrides: Overrides = None,
+    *,
+    methods: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="In place of the short list; may be repeated."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="For the whole: 30m, 1h30m (default: 1h without --trials).", metavar="TIME"
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="At most, of each method (default: 16).", min=1)
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Runs of each method's best settings.", min=2)] = 5,
+    config: Config = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    flags: dict[str, Any],
+) -> None:
+    """Which method for these data? Tunes a short list, compares it fairly, and says who would lose.
+
+    Everything is decided on validation rows; test rows are opened once, at the end. The same
+    command once more with --out goes on where it stopped.
+    """
+    chosen = RunConfig.read(config, overrides or (), {**flags, "data": data})
+    from fedloom.advice.advise import advise
+    from fedloom.advice.terminal import advice_page
+
+    folder = chosen.out or _new_folder("advise")
+    with _stoppable(folder, again=f"the same command with --out {folder}"):
+        advice = advise(
+            data,
+            methods=methods or (),
+            trials=trials,
+            budget=budget,
+            seeds=seeds,
+            model=chosen.model,
+            note=None if quiet else _note,
+            **{**_written(chosen), "out": folder},
+        )
+    _show(None if quiet or as_json else advice_page(advice))
+    if not quiet and not as_json:
+        print(f"runs and advice.json: {folder}")
+    _print_json({**advice.as_json(), "run": folder}, as_json)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -349,8 +511,8 @@ def list_command(
     kind: Annotated[
         str,
         typer.Argument(
-            help="methods, models, data, partitions, splits, shifts, augmentations, protocols"
-            " or engines."
+            help="methods, models, tasks, data, partitions, splits, shifts, augmentations,"
+            " protocols or engines."
         ),
     ] = "methods",
     *,
@@ -384,6 +546,60 @@ def ledger(
     for table in [] if as_json else ledger_tables(account):
         out.print(table)
     _print_json(account.as_json(), as_json)
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(help="The run folder; nothing is written there.")],
+    *,
+    sample: Annotated[
+        float, typer.Option(help="Share of the answers and server steps to compute again.")
+    ] = 0.05,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the draw, to repeat it; by default a fresh one.")
+    ] = None,
+    rounds: Annotated[
+        str | None, typer.Option(help="Draw from these rounds only: 1-10,15.", metavar="NUMBERS")
+    ] = None,
+    clients: Annotated[
+        str | None, typer.Option(help="Draw from these clients only: 0-4,9.", metavar="NUMBERS")
+    ] = None,
+    engine: Annotated[str, typer.Option(help=RunConfig.model_fields["engine"].description)] = (
+        "inline"
+    ),
+    workers: Annotated[int, typer.Option(help="Processes of the pool.", min=1)] = 2,
+    imports: Imports = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Check a run yourself: its records against each other, and a random sample computed again.
+
+    Says at what odds a change would have been caught. Exit status 0: all agrees, 1: something is
+    not as recorded, 2: it cannot be checked, or nothing of it could be computed again.
+    """
+    before_command.failure = 2
+    from fedloom.verification.check import verify as verify_run
+    from fedloom.verification.terminal import numbers, verdict, verification_table
+
+    result = verify_run(
+        run,
+        sample=sample,
+        seed=seed,
+        rounds=numbers(rounds, "rounds"),
+        clients=numbers(clients, "clients"),
+        engine=engine,
+        workers=workers,
+        imports=imports or (),
+        note=(lambda text: None) if quiet else _note,
+    )
+    if not quiet and not as_json:
+        out.print(verification_table(result))
+        out.print(verdict(result))
+    _print_json(result.as_json(), as_json)
+    if not result.good:
+        raise typer.Exit(1)
+    if result.odds is None:  # records that fit together are easily made
+        raise typer.Exit(before_command.failure)
 
 
 @app.command()
@@ -521,6 +737,7 @@ def reproduce(
     elif show_printed:
         for paper in papers:
             _show_printed(paper, choice)
+            _show_estimate(Measurement(paper, choice, to))
     else:
         how = {"engine": engine, "workers": workers, "device": device, "imports": recorded}
         for paper in papers:
@@ -554,6 +771,13 @@ def _show_printed(paper: PaperTable, choice: Choice) -> None:
     out.print(Text(remark(paper)), end="")
 
 
+def _show_estimate(measurement: Measurement) -> None:
+    """How long the rest of a table takes, where runs of it have ended here."""
+    estimate = measurement.estimate
+    if estimate.seconds and estimate.left:
+        out.print(Text(f"{measurement.table.id}: {estimate.sentence()}"))
+
+
 def _list_tables(papers: Sequence[PaperTable], as_json: bool) -> None:
     """Which tables of the papers there are."""
     from fedloom.reproduce.terminal import entry, list_table
@@ -579,14 +803,14 @@ def _dry_run(papers: Sequence[PaperTable]) -> None:
 
 def _measure(measurement: Measurement, quiet: bool, as_json: bool) -> None:
     """Run what is left of a paper's table, and print it beside the paper's numbers."""
-    from fedloom.reproduce.comparison import lines
+    from fedloom.reproduce.comparison import lines, spreads
     from fedloom.reproduce.terminal import comparison_tables
 
     table, choice = measurement.table, measurement.choice
     if shorter := choice.shorter_than(table):
         _note(shorter)
     with (
-        _stoppable(str(measurement.folder), compare=True),
+        _stoppable(str(measurement.folder), again="the same command"),
         _bar(quiet, runs=measurement.runs) as bar,
     ):
         results = measurement.run(lambda label, over: _watchers((), bar, label, over))
@@ -594,7 +818,9 @@ def _measure(measurement: Measurement, quiet: bool, as_json: bool) -> None:
     if not quiet and not as_json:
         for side_by_side in comparison_tables(table, compared):
             out.print(side_by_side)
-        out.print(f"runs: {measurement.folder}")
+        for spread in spreads(table, results):
+            out.print(Text(f"tolerance in {spread.sentence}"))
+        print(f"runs: {measurement.folder}")
     _print_json(results, as_json)
 
 
@@ -610,9 +836,16 @@ def main() -> None:
         if "--json" in sys.argv:
             print(json.dumps({"error": str(e)}))
         hidden = isinstance(e, HookError) and not before_command.debug
-        sentence = f"fedloom: {e}" + ("; give --debug for the traceback" if hidden else "")
+        sentence = f"fedloom: {_printable(str(e))}" + (
+            "; give --debug for the traceback" if hidden else ""
+        )
         err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(before_command.failure)
+
+
+def _printable(text: str) -> str:
+    """Without control characters, by which a stranger's file could give orders to the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 @contextmanager
@@ -660,15 +893,16 @@ def _watchers(
 
 
 @contextmanager
-def _stoppable(folder: str, compare: bool = False, log: str | None = None) -> Iterator[None]:
-    """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on."""
-    logged = f" --log {log}" if log else ""
-    again = "the same command" if compare else f"fedloom resume {folder}{logged}"
+def _stoppable(folder: str, again: str = "", log: str | None = None) -> Iterator[None]:
+    """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on: with a command
+    `again`, or by resuming the run."""
+    several = bool(again)
+    again = again or f"fedloom resume {folder}" + (f" --log {log}" if log else "")
     try:
         with stops_as_ctrl_c():
             yield
     except KeyboardInterrupt:
-        begun = compare or (Path(folder) / "config.json").exists()
+        begun = several or (Path(folder) / "config.json").exists()
         how = f"what is done is saved; go on with: {again}" if begun else "nothing was done yet"
         _note(f"stopped; {how}")
         sys.exit(130)
@@ -678,6 +912,14 @@ def _stoppable(folder: str, compare: bool = False, log: str | None = None) -> It
 
 def _note(text: str) -> None:
     err.print(f"fedloom: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _written(config: RunConfig) -> dict[str, Any]:
+    """The keys that somebody wrote; what nobody wrote may follow from the data."""
+    written: dict[str, Any] = config.model_dump(
+        include=config.model_fields_set, exclude={"method", "data", "model"}
+    )
+    return written
 
 
 def _check_keys(overrides: Iterable[str], known: tuple[str, ...]) -> None:

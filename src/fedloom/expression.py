@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from dataclasses import dataclass, field
+from collections.abc import Container
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from fedloom.errors import BadInput
@@ -35,6 +36,17 @@ class Call:
     def __str__(self) -> str:
         shown = [repr(a) for a in self.args] + [f"{k}={v!r}" for k, v in self.kwargs.items()]
         return f"{self.name}({', '.join(shown)})" if shown else self.name
+
+
+def written(thing: Any, name: str, without: Container[str] = ()) -> str:
+    """The expression that reads back to a dataclass: its name, and the fields that are not as they
+    are by default; `without` names some that do not belong to it."""
+    changed = {
+        f.name: value
+        for f in fields(thing)
+        if f.name not in without and (value := getattr(thing, f.name)) != f.default
+    }
+    return str(Call(name, (), changed))
 
 
 def parse(text: str, like: str = "fedavg + proximal(mu=0.01)") -> list[Call]:

@@ -96,6 +96,16 @@ def is_file(spec: str) -> bool:
     return spec.partition(PIN)[0].endswith(".py")
 
 
+def plain_path(spec: str) -> str:
+    """A file's or folder's whole path, without a digest; the name of a module as it is.
+
+    >>> plain_path("/a/b/../net.py#sha256=0f"), plain_path("package.module")
+    ('/a/net.py', 'package.module')
+    """
+    path = spec.partition(PIN)[0]
+    return str(Path(path).expanduser().resolve()) if is_file(spec) or "/" in path else path
+
+
 def source_of(spec: str) -> tuple[str, Path | None]:
     """The name by which an import is found where its file lies on the path, and that file."""
     path = Path(spec.partition(PIN)[0])

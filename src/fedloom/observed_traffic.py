@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedloom.core.dry_run import MadeUpData, PlayedVisit, play
 from fedloom.core.evaluate import FINAL
+from fedloom.core.frozen import FROZEN
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
@@ -128,6 +129,8 @@ class _Words:
     def state(self, state: State, own: str = "") -> Iterator[str]:
         """Every slice: the model by its stages, the rest by name and shape."""
         for name, tree in state.items():
+            if name == FROZEN:  # a few bytes in place of what is not sent again
+                continue
             of_model = {k: v for k, v in tree.items() if k in self.net.initial}
             modules = [k for k in tree if "." in k and k not in of_model]
             parts = [*self.model(of_model), *dict.fromkeys(map(stage_of, modules))]

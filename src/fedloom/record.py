@@ -1,6 +1,7 @@
 """The record of a run: every object that is written to a run folder, its one reader and writer.
 
     metrics.jsonl      RoundRecord, a line for every step
+    digests.jsonl      StepDigests, a line for every step
     ledger.jsonl       SharedSet and LedgerStep
     diagnostics.jsonl  Finding
     summary.json       Summary, when the run has ended
@@ -20,6 +21,7 @@ import torch
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from fedloom.core.message import Kind
+from fedloom.core.metrics import metric as known
 from fedloom.core.score import PERSONAL, ClientScore, Moment, SplitName
 from fedloom.errors import RunFolderError
 
@@ -75,20 +77,30 @@ class Spread:
     """Mean of the worst-served tenth, at least one client."""
 
     @classmethod
-    def of(cls, values: Iterable[float], rows: Iterable[int]) -> Spread:
+    def of(
+        cls, values: Iterable[float], rows: Iterable[int], higher_is_better: bool = True
+    ) -> Spread:
         """Of clients' values and rows.
 
         >>> Spread.of([1.0, 0.5], [3, 1]).weighted
         0.875
         """
         v, n = (torch.tensor(list(x), dtype=torch.float64) for x in (values, rows))
-        worst = v.sort().values[: max(1, len(v) // 10)]
+        worst = v.sort(descending=not higher_is_better).values[: max(1, len(v) // 10)]
         return cls(
             mean=float(v.mean()),
             weighted=float((v * n).sum() / n.sum()),
             std=float(v.std(unbiased=False)),
             worst_decile=float(worst.mean()),
         )
+
+    @classmethod
+    def of_metric(cls, metric: str, values: Iterable[float], rows: Iterable[int]) -> Spread:
+        """The same without clients whose rows do not define the metric, unless none do."""
+        about, pairs = known(metric), list(zip(values, rows, strict=True))
+        if about.may_be_undefined:
+            pairs = [pair for pair in pairs if not math.isnan(pair[0])] or pairs
+        return cls.of([v for v, _ in pairs], [n for _, n in pairs], about.higher_is_better)
 
 
 @dataclass(frozen=True)
@@ -120,7 +132,7 @@ class Score:
 
     def spread(self, metric: str = "accuracy") -> Spread:
         """Over the clients."""
-        return Spread.of(self.metrics[metric], self.rows)
+        return Spread.of_metric(metric, self.metrics[metric], self.rows)
 
 
 @dataclass(frozen=True)
@@ -150,6 +162,8 @@ class RoundRecord:
     scores: tuple[Score, ...]
     absent: Mapping[int, str] = field(default_factory=dict)
     """Client -> why its answer does not count."""
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """Client -> training rows that it says it has: what its answer weighs."""
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What the parts' `aggregate` left for the reader, by the part's name."""
     headline: Headline | None = None
@@ -158,6 +172,38 @@ class RoundRecord:
     def score(self, at: At) -> Score | None:
         """The score of this key, if it was taken in this step."""
         return next((score for score in self.scores if score.at == at), None)
+
+
+@dataclass(frozen=True)
+class ClientDigests:
+    """One client in one step, by sha256; empty where the client keeps nothing."""
+
+    client: int
+    message: str
+    """What the server sent."""
+    before: str
+    """What the client kept before."""
+    answer: str
+    """What the client sent: tensors, number of rows, loss."""
+    after: str
+    """What the client keeps from there on."""
+
+
+@dataclass(frozen=True)
+class StepDigests:
+    """One step of a run by its digests, and a link of their chain: it covers the line before it, so
+    that no earlier line can be changed without changing all later ones."""
+
+    step: int
+    server_before: str
+    server_after: str
+    clients: tuple[ClientDigests, ...]
+    """Those that answered, by id."""
+    record: str
+    """Of the step's line in the journal, without the time it took."""
+    previous: str
+    """The link before this one; of the first step, a digest of the run's settings."""
+    link: str
 
 
 @dataclass(frozen=True)
@@ -211,6 +257,9 @@ class Summary:
     """Why a watcher ended the training before its last round."""
     title: str | None = None
     """What the run is called: by default its method as it was written."""
+    digest: str | None = None
+    """Of the whole course of the run, the last link of its chain of digests: the same wherever and
+    on whichever engine the run is repeated; None where it was not recorded."""
 
     @property
     def label(self) -> str:
@@ -218,9 +267,19 @@ class Summary:
         return self.title or self.method
 
     @property
-    def accuracy(self) -> float:
+    def metric(self) -> str:
+        """The metric that the number of the run is of."""
+        return self.result.metric
+
+    @property
+    def value(self) -> float:
         """The number of the run, as its protocol defines it."""
         return self.result.value
+
+    @property
+    def accuracy(self) -> float:
+        """The same: of most runs it is an accuracy."""
+        return self.value
 
     @property
     def worst_decile(self) -> float:
@@ -306,6 +365,8 @@ class LedgerStep:
     owner: str
     shared: tuple[SharedBy, ...]
     scored: tuple[Reported, ...] = ()
+    rows: Mapping[int, int] = field(default_factory=dict)
+    """Client -> the training rows it stated."""
     counted: bool = True
     """False: too few answered and the step was given up; what came had left all the same."""
 

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
@@ -29,6 +30,9 @@ class Registry:
     def __init__(self, kind: str, package: str | None = None, group: str | None = None) -> None:
         self.kind, self.group = kind, group
         self._package, self._discovered = package, False
+        self._discovering = threading.RLock()
+        self._under_way = False
+        """Modules are being imported, and look names up themselves, in the thread that holds it."""
         self._entries: dict[str, Callable[..., Any]] = {}
         self._squashed: dict[str, str] = {}
         self._broken: dict[str, str] = {}
@@ -70,17 +74,21 @@ class Registry:
         return build(self.kind, self[call.name], call, **context)
 
     def _discover(self) -> None:
+        """Import what there is, once; a thread that comes meanwhile waits for all of it."""
         if self._discovered:
             return
-        self._discovered = True
-        try:
-            if self._package is not None:
-                _import_all(self._package)
-        except BaseException:
-            self._discovered = False  # or the next look-up would call half of the names unknown
-            raise
-        for point in entry_points(group=self.group) if self.group is not None else ():
-            self._load(point)
+        with self._discovering:
+            if self._under_way or self._discovered:
+                return
+            self._under_way = True
+            try:
+                if self._package is not None:
+                    _import_all(self._package)
+                for point in entry_points(group=self.group) if self.group is not None else ():
+                    self._load(point)
+                self._discovered = True
+            finally:  # after an error the next look-up tries again
+                self._under_way = False
 
     def _load(self, point: EntryPoint) -> None:
         """Register what a package announces; one that is broken must not break the others."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and the other signals that stop a command: treated alike, or ignored for a while."""
+"""Ctrl-C and other signals that stop a command: treated alike, ignored or delayed for a while."""
 
 from __future__ import annotations
 
@@ -34,6 +34,16 @@ def ignoring_stops() -> Iterator[None]:
     """Every signal that stops a command is ignored for a while."""
     with _handled([signal.SIGINT, *ENDS], signal.SIG_IGN):
         yield
+
+
+@contextmanager
+def delaying_stops() -> Iterator[None]:
+    """A signal that stops a command does so after the block: what is in it is done as a whole."""
+    arrived: list[int] = []
+    with _handled([signal.SIGINT, *ENDS], lambda number, frame: arrived.append(number)):
+        yield
+    for number in arrived[:1]:
+        signal.raise_signal(number)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from fedloom.runs.result import Result
 from fedloom.runs.watcher import RunView, Stop, Watcher
 from helpers import StopAt, fedloom
 
+pytestmark = pytest.mark.xdist_group("study")  # one run that was studied for all
 SMALL: dict[str, Any] = {"model": "mlp(hidden=[12, 8])", "clients": 5, "rounds": 2}
 TWO_CLASSES = "pathological(classes_per_client=2)"
 

@@ -93,7 +93,7 @@ class PytestRun:
     @property
     def failed_test(self) -> str | None:
         """The first test that failed or broke down, by its id."""
-        line = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", self.output, re.MULTILINE)
+        line = re.search(r"^(?:FAILED|ERROR) (\S.*?)(?: - |$)", self.output, re.MULTILINE)
         return line[1] if line else None
 
     @property

@@ -35,7 +35,7 @@ def opened(browser: Any, address: str, **options: Any) -> Iterator[Any]:
     """A page; whatever it complains about on the console, or throws, fails the test."""
     complaints: list[str] = []
     page = browser.new_page(**{"viewport": {"width": 1280, "height": 900}, **options})
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(300_000)
     page.on("console", lambda m: complaints.append(f"{m.type}: {m.text}"))
     page.on("pageerror", lambda e: complaints.append(f"error: {e}"))
     page.on("request", lambda r: _only(address, r.url, complaints))

@@ -19,6 +19,8 @@ from fedloom.record import Finding, dump
 from fedloom.report.page import report
 from helpers import fedloom, wait_until
 
+pytestmark = pytest.mark.xdist_group("browser")  # one browser and one page for all
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
@@ -198,7 +200,7 @@ def test_on_a_phone_a_wide_table_says_that_it_scrolls(browser: Any, address: str
         return text
 
     with opened(browser, address, viewport={"width": 390, "height": 844}) as page:
-        assert "Scroll sideways" in hint(page)
+        wait_until(lambda: "Scroll sideways" in hint(page))
         page.locator("#g0-accuracy").evaluate("t => { t.parentElement.scrollLeft = 60; }")
         wait_until(lambda: hint(page) == "none")
     with opened(browser, address) as page:

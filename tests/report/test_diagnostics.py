@@ -18,6 +18,8 @@ from fedloom.report.runs import StoredRun
 from fedloom.runs.journal import read_records
 from helpers import fedloom
 
+pytestmark = pytest.mark.xdist_group("diagnostics")  # one run that was studied for all
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:

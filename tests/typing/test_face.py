@@ -17,6 +17,7 @@ import fedloom as fl
 from fedloom import errors
 from fedloom.lazy import names_in_stub
 from fedloom.methods import register
+from helpers import LIMIT
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("user_program.py")
@@ -55,7 +56,7 @@ MISSPELT = {
 
 def test_a_users_program_runs() -> None:
     done = subprocess.run(
-        [sys.executable, PROGRAM], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, PROGRAM], capture_output=True, text=True, check=True, timeout=LIMIT
     )
     lines = done.stdout.splitlines()
     assert lines[0].startswith("warm_heads(head_epochs=1) + small_heads(mu=0.05): ")
@@ -67,7 +68,7 @@ def mypy_errors(*programs: Path) -> dict[str, list[int]]:
     """File name -> lines with an error, with the options and the cache of `make types`."""
     command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", "--strict"]
     done = subprocess.run(
-        [*command, *programs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=600
+        [*command, *programs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT
     )
     assert not done.stderr, done.stderr
     lines: dict[str, list[int]] = {program.name: [] for program in programs}

@@ -57,6 +57,10 @@ from fedloom.analysis.overlap import Overlap as Overlap
 from fedloom.analysis.overlap import centroid_ratio as centroid_ratio
 from fedloom.analysis.overlap import feature_collapse as feature_collapse
 from fedloom.analysis.overlap import set_overlap as set_overlap
+from fedloom.analysis.rankings import Ranking as Ranking
+from fedloom.analysis.rankings import critical_difference as critical_difference
+from fedloom.analysis.rankings import friedman as friedman
+from fedloom.analysis.rankings import ranks as ranks
 from fedloom.analysis.reliability import Calibration as Calibration
 from fedloom.analysis.reliability import ClientCalibration as ClientCalibration
 from fedloom.analysis.reliability import Reliability as Reliability

@@ -16,7 +16,7 @@ from scipy import stats
 
 from fedloom.analysis.evenness import noise_variance
 from fedloom.analysis.significance import mcnemar
-from fedloom.analysis.tables import Numbers, row_counts, same_length, shares, table
+from fedloom.analysis.tables import Numbers, row_counts, same_length, shares, table, vector
 from fedloom.errors import BadInput
 
 
@@ -78,6 +78,31 @@ def gain(
         harmed=float((clear & (gains < 0)).mean()),
         positive=up / len(gains),
         sign_p=mcnemar(up, down).p,  # the same binomial test, of clients instead of rows
+    )
+
+
+def plain_gain(gains: ArrayLike, n: ArrayLike) -> Gain:
+    """The same of a metric whose noise cannot be told from the number of rows: errors are not
+    known (NaN), and every client whose number moves counts as helped or harmed.
+
+    >>> plain_gain([0.5, -1.0], [10, 20]).harmed
+    0.5
+    """
+    changes, rows = np.round(vector(gains, "gains"), 12), row_counts(n)
+    same_length(gains=changes, n=rows)
+    up, down = int((changes > 0).sum()), int((changes < 0).sum())
+    return Gain(
+        gains=tuple(changes.tolist()),
+        errors=(math.nan,) * len(changes),
+        n=tuple(int(rows_of) for rows_of in rows),
+        mean=float(changes.mean()),
+        median=float(np.median(changes)),
+        worst=float(changes.min()),
+        worst_client=int(changes.argmin()),
+        helped=up / len(changes),
+        harmed=down / len(changes),
+        positive=up / len(changes),
+        sign_p=mcnemar(up, down).p,
     )
 
 

@@ -14,7 +14,7 @@ from fedloom.diagnose.samples import ROWS, Samples
 from fedloom.diagnose.snapshots import CLIENTS, Snapshots
 from fedloom.diagnose.study import Progress, study
 from fedloom.errors import BadInput
-from fedloom.files import write_atomic
+from fedloom.files import open_to_append, write_atomic
 from fedloom.record import Finding, RoundRecord, Summary
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
@@ -113,7 +113,7 @@ def _write(path: Path, findings: Iterable[Finding]) -> None:
 
 def _append(path: Path, findings: Iterable[Finding]) -> None:
     """All lines of a round at once, so that Ctrl-C leaves all of them or none."""
-    with open(path, "ab") as file:
+    with open_to_append(path) as file:
         file.write(b"".join(map(line_of, findings)))
         file.flush()
         os.fsync(file.fileno())

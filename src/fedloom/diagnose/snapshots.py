@@ -15,11 +15,12 @@ from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
 from fedloom.core.message import Plan
 from fedloom.core.net import METHOD, Net
+from fedloom.core.outputs import SCAN_ROWS
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
 from fedloom.core.score import GLOBAL
-from fedloom.core.site import SCAN_ROWS, Visit
+from fedloom.core.site import Visit
 from fedloom.core.tree import State, place, place_state
 from fedloom.data import FederatedData
 from fedloom.diagnose.layers import columns, outputs, representations
@@ -182,6 +183,15 @@ class ClientView:
         return ModelView(visit.program, visit.program.net(visit.cid), state, (*key, "diagnosis"))
 
 
+def check_classes(experiment: Experiment) -> None:
+    """Diagnostics look at rows of one class and of others."""
+    if experiment.data.targets != "classes":
+        raise BadInput(
+            f"diagnostics look at the classes of rows, and with the task"
+            f" {str(experiment.program.task)!r} rows have none; leave out diagnose"
+        )
+
+
 class Snapshots:
     """A run between two rounds, and some of its clients to look at.
 
@@ -211,6 +221,7 @@ class Snapshots:
         self.warnings = tuple(warnings)
         if not isinstance(experiment.data, FederatedData):
             raise BadInput("the clients' data is at their sites; diagnose a run that has it here")
+        check_classes(experiment)
         self.data: FederatedData = experiment.data
         if count < 1:
             raise BadInput(f"clients is {count}; a diagnosis needs at least one")

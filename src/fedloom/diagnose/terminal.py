@@ -53,7 +53,9 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table.add_column("reference", overflow="fold")
     for row in _rows(findings):
         numbers = [short(row.numbers.get(side, nan)) for side in SIDES]
-        table.add_row(row.label, Text(row.layer or ""), row.data, *numbers, Text(row.reference))
+        table.add_row(
+            Text(row.label), Text(row.layer or ""), Text(row.data), *numbers, Text(row.reference)
+        )
     return table
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+from hashlib import sha256
 from html import escape
 from typing import Any
 
@@ -45,6 +47,29 @@ def join(*children: object) -> Html:
         elif child is not None:
             parts.append(escape(str(child)))
     return Html("".join(parts))
+
+
+def page_head(title: str, style: str, policy: str) -> Html:
+    """The head of a self-contained page; `policy` says what else than this style it may use."""
+    return tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag(
+            "meta",
+            http_equiv="Content-Security-Policy",
+            content=f"default-src 'none'; style-src {allowed(style)}; {policy}",
+        ),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", name="generator", content="fedloom"),
+        tag("title", title),
+        tag("style", Html(style)),
+    )
+
+
+def allowed(text: str) -> str:
+    """A style or script as a content security policy names it."""
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def script_json(value: Any) -> str:

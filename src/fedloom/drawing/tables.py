@@ -53,8 +53,8 @@ class MeanAndStd(Protocol):
     def std(self) -> float | None: ...
 
 
-def percent(share: MeanAndStd | None, digits: int = 2) -> Cell:
-    """Mean ± standard deviation over seeds, in percent.
+def percent(share: MeanAndStd | None, digits: int = 2, scale: float = 100) -> Cell:
+    """Mean ± standard deviation over seeds, in percent; with a scale of 1, as they are.
 
     >>> from types import SimpleNamespace
     >>> percent(SimpleNamespace(mean=0.5, std=0.01)).text
@@ -62,17 +62,17 @@ def percent(share: MeanAndStd | None, digits: int = 2) -> Cell:
     """
     if share is None:
         return Cell(NONE)
-    deviation = "" if share.std is None else f" ± {100 * share.std:.{digits}f}"
-    return Cell(f"{100 * share.mean:.{digits}f}{deviation}", share.mean)
+    deviation = "" if share.std is None else f" ± {scale * share.std:.{digits}f}"
+    return Cell(f"{scale * share.mean:.{digits}f}{deviation}", share.mean)
 
 
-def points(value: float, digits: int = 1) -> str:
-    """A difference of shares in percentage points, with its sign.
+def points(value: float, digits: int = 1, scale: float = 100) -> str:
+    """A difference of shares in percentage points, with its sign; with a scale of 1, as it is.
 
     >>> points(0.031), points(-0.5), points(-0.0001)
     ('+3.1', '−50.0', '0.0')
     """
-    text = f"{100 * value:+.{digits}f}"
+    text = f"{scale * value:+.{digits}f}"
     return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", MINUS)
 
 

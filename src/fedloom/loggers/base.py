@@ -169,7 +169,7 @@ def numbers(record: RoundRecord) -> dict[str, float]:
 
 def summary_values(summary: Summary) -> Plain:
     """A summary on one level, without the values of single clients."""
-    short = {"accuracy": summary.accuracy, "worst_decile": summary.worst_decile}
+    short = {summary.metric: summary.value, "worst_decile": summary.worst_decile}
     values = flat(dump(summary))
     return short | {key: value for key, value in values.items() if not isinstance(value, list)}
 

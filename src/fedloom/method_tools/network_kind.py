@@ -19,7 +19,8 @@ def network_kind(net: Net) -> NetworkKind:
     >>> network_kind(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
     'other'
     """
-    if net.input_dtype == torch.int64:
+    all_text = bool(net.fields) and all(field.kind == "text" for field in net.fields)
+    if net.input_dtype == torch.int64 or all_text:
         return "text"
     stages = [net.get_submodule(name) for name in net.path_to(net.representation)]
     layers = [layer for stage in stages for layer in stage.modules()]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from statistics import NormalDist
 
+from fedloom.core.metrics import Metric, words
 from fedloom.drawing.figures import Drawings, plain_table, rounded
 from fedloom.drawing.html import Html, tag
 from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, percent, points
@@ -29,6 +31,7 @@ GAIN_HINT = "points on the seeds both have, ± half of its 95 % interval"
 VERDICT_HINT = (
     "outside the 95 % interval around zero? By chance alone about 2.5 % of clients are on each side"
 )
+BOTH = "mean over the seeds both have"
 HEAD_HINT = "this head alone, in the last of the rounds that count; mean over all seeds"
 REFERENCES = {"local": "Local", "fedavg": "FedAvg"}
 Gains = Mapping[str, GainLine | None]
@@ -80,10 +83,11 @@ def _gain_figure(
     lines = {label: line for label, by in over.items() if (line := by.get(reference)) is not None}
     if not lines:
         return None
+    of = group.metric
     strips = [
         {
             "key": label,
-            "values": [rounded(100 * g, 2) for g in line.gain.gains],
+            "values": [rounded(of.factor * g, 2 if of.share else 4) for g in line.gain.gains],
             "names": [_name(group, key) for key in line.clients],
             "clear": [int(_verdict(line, i) != 0) for i in range(len(line.clients))],
         }
@@ -102,34 +106,44 @@ def _gain_figure(
     rows = [
         [
             label,
-            points(g.mean),
-            points(g.median),
-            points(g.worst),
+            *(_points(value, of) for value in (g.mean, g.median, g.worst)),
             _name(group, line.clients[g.worst_client]),
             *(f"{100 * share:.0f}" for share in (g.helped, g.harmed, g.positive)),
         ]
         for label, line in lines.items()
         for g in [line.gain]
     ]
-    caption = f"Gain over {reference} in points, over clients"
+    caption = f"Gain over {reference}{' in points' if of.share else ''}, over clients"
+    clear = (
+        "; filled: outside its 95 % interval around zero, where chance alone puts about 2.5 % of"
+        " clients on each side."
+        if of.name == "accuracy"
+        else "; how much of it is chance cannot be told from single numbers."
+    )
+    less = "less that of" if of.higher_is_better else "below that of"
     note = (
-        f"Every dot is a client, below zero it loses by taking part; filled: outside its 95 %"
-        f" interval around zero, where chance alone puts about 2.5 % of clients on each side."
-        f" Accuracy less that of {reference} with the same seeds."
+        f"Every dot is a client, below zero it loses by taking part{clear}"
+        f" {of.head.removesuffix(of.unit)} {less} {reference} with the same seeds."
     )
     return drawings.figure(
         f"{name}-gain-{reference.lower()}",
         f"Gain of each client over {reference}",
-        {"kind": "strip", "ylabel": "points", "strips": strips},
+        {"kind": "strip", "ylabel": "points" if of.share else of.title, "strips": strips},
         plain_table(f"{name}-gain-{reference.lower()}-table", caption, head, rows),
         note,
     )
 
 
+def _points(value: float, of: Metric) -> str:
+    """A gain; of shares in points."""
+    return points(value, 1 if of.share else 3, of.factor)
+
+
 def _verdict(line: GainLine, i: int) -> int:
     """1 gains, -1 loses, 0 within its noise."""
     g, error = line.gain.gains[i], line.gain.errors[i]
-    return 0 if abs(g) <= WIDTH * error else (1 if g > 0 else -1)
+    within = g == 0 if math.isnan(error) else abs(g) <= WIDTH * error
+    return 0 if within else (1 if g > 0 else -1)
 
 
 # ------------------------------------------------------------------ single heads
@@ -146,13 +160,17 @@ def head_title(head: str) -> str:
 
 def _head_table(group: RunGroup, name: str) -> Html | None:
     """What single heads of a method reach, over clients; None where no method shows any."""
+    of = group.metric
     rows = [
         [
             Cell(row.label, row.label),
             Cell(head_title(head), head),
-            percent(OverSeeds.of(run.mean(run.single_heads.get(head, {})) for run in row.shown)),
-            number(min(result.accuracy for result in means.values()), 2, 100),
-            number(_share_ahead(means, client_means(row)), 0, 100),
+            percent(
+                OverSeeds.of(run.mean(run.single_heads.get(head, {})) for run in row.shown),
+                scale=of.factor,
+            ),
+            number(_worst(means, of), 2, of.factor),
+            number(_share_ahead(means, client_means(row), of), 0, 100),
         ]
         for row in group.rows
         for head, means in head_means(row).items()
@@ -162,18 +180,22 @@ def _head_table(group: RunGroup, name: str) -> Html | None:
     columns = [
         Column("Method", numeric=False),
         Column("Head", "what the head predicts alone", numeric=False),
-        Column("Accuracy %", f"mean over clients ± deviation over seeds; {HEAD_HINT}"),
-        Column("Worst client %", "the lowest of any client"),
-        Column("Ahead %", "clients for whom it alone reaches more than the whole model"),
+        Column(of.head, f"mean over clients ± deviation over seeds; {HEAD_HINT}"),
+        Column(f"Worst client{of.unit}", "the worst of any client"),
+        Column("Ahead %", "clients for whom it alone does better than the whole model"),
     ]
     return html_table(f"{name}-heads", "Single heads", columns, rows)
 
 
+def _worst(means: Mapping[ClientKey, ClientResult], of: Metric) -> float:
+    return min((result.accuracy for result in means.values()), key=of.gain)
+
+
 def _share_ahead(
-    head: Mapping[ClientKey, ClientResult], whole: Mapping[ClientKey, ClientResult]
+    head: Mapping[ClientKey, ClientResult], whole: Mapping[ClientKey, ClientResult], of: Metric
 ) -> float | None:
     both = [key for key in head if key in whole]
-    ahead = sum(head[key].accuracy > whole[key].accuracy for key in both)
+    ahead = sum(of.gain(head[key].accuracy) > of.gain(whole[key].accuracy) for key in both)
     return ahead / len(both) if both else None
 
 
@@ -188,13 +210,16 @@ def _client_table(
     references: Mapping[str, MethodRuns],
     most: int,
 ) -> Html:
-    means, heads = client_means(row), head_means(row)
+    means, heads, of = client_means(row), head_means(row), group.metric
     others = {
         title: client_means(on_common_seeds(row, other)[1])
         for title, other in references.items()
         if other is not row
     }
     labels = [references[title].label for title in others]
+    by_rows = of.name == "accuracy"
+    gain_hint = GAIN_HINT if by_rows else "above zero is better; on the seeds both have"
+    verdict_hint = VERDICT_HINT if by_rows else "better or worse; chance is not looked at"
     positions = {
         title: {key: i for i, key in enumerate(line.clients)}
         for title, line in over.items()
@@ -204,26 +229,26 @@ def _client_table(
         Column("Client"),
         Column("Training rows"),
         Column("Test rows"),
-        Column("Accuracy %", "mean over all seeds"),
-        *(Column(f"{head_title(head)} %", HEAD_HINT) for head in heads),
+        Column(of.head, "mean over all seeds"),
+        *(Column(f"{head_title(head)}{of.unit}", HEAD_HINT) for head in heads),
         *(
-            Column(f"{label} %", "accuracy of the same client, mean over the seeds both have")
+            Column(f"{label}{of.unit}", f"{words(of.name)} of the same client, {BOTH}")
             for label in labels
         ),
-        *(Column(f"Gain over {label}", GAIN_HINT) for label in labels),
-        *(Column(f"Against {label}", VERDICT_HINT, numeric=False) for label in labels),
+        *(Column(f"Gain over {label}", gain_hint) for label in labels),
+        *(Column(f"Against {label}", verdict_hint, numeric=False) for label in labels),
     ]
     first = next(iter(over.values()), None)
-    keys = _most_telling(means, first, most)
+    keys = _most_telling(means, first, most, of)
     rows = [
         [
             client_cell(group, key),
             _training_rows(group, key),
             Cell(str(means[key].rows), means[key].rows),
-            number(means[key].accuracy, 1, 100),
-            *(accuracy_cell(results, key) for results in heads.values()),
-            *(accuracy_cell(results, key) for results in others.values()),
-            *(_gain_cell(over[title], positions.get(title, {}).get(key)) for title in others),
+            accuracy_cell(means, key, of),
+            *(accuracy_cell(results, key, of) for results in heads.values()),
+            *(accuracy_cell(results, key, of) for results in others.values()),
+            *(_gain_cell(over[title], positions.get(title, {}).get(key), of) for title in others),
             *(_verdict_cell(over[title], positions.get(title, {}).get(key)) for title in others),
         ]
         for key in keys
@@ -233,19 +258,24 @@ def _client_table(
     return html_table(name, f"{row.label}: clients{some}", columns, rows)
 
 
-def accuracy_cell(results: Mapping[ClientKey, ClientResult], key: ClientKey) -> Cell:
-    """In percent; a dash where the client was not scored."""
-    return number(results[key].accuracy if key in results else None, 1, 100)
+def accuracy_cell(results: Mapping[ClientKey, ClientResult], key: ClientKey, of: Metric) -> Cell:
+    """Of shares in percent; a dash where the client was not scored."""
+    value = results[key].accuracy if key in results else None
+    return number(value, 1 if of.share else 3, of.factor)
 
 
 def _most_telling(
-    means: Mapping[ClientKey, ClientResult], line: GainLine | None, most: int
+    means: Mapping[ClientKey, ClientResult], line: GainLine | None, most: int, of: Metric
 ) -> list[ClientKey]:
     """All clients in their order, or of too many those that gain, or reach, least."""
     if len(means) <= most:
         return list(means)
     gain_of = {} if line is None else dict(zip(line.clients, line.gain.gains, strict=True))
-    return sorted(means, key=lambda key: (gain_of.get(key, 0.0), means[key].accuracy))[:most]
+
+    def telling(key: ClientKey) -> tuple[float, float]:
+        return gain_of.get(key, 0.0), of.gain(means[key].accuracy)
+
+    return sorted(means, key=telling)[:most]
 
 
 def client_cell(group: RunGroup, key: ClientKey) -> Cell:
@@ -274,12 +304,13 @@ def _training_rows(group: RunGroup, key: ClientKey) -> Cell:
     return Cell(str(rows), rows)
 
 
-def _gain_cell(line: GainLine | None, i: int | None) -> Cell:
+def _gain_cell(line: GainLine | None, i: int | None, of: Metric) -> Cell:
     if line is None or i is None:
         return Cell(NONE)
     g, error = line.gain.gains[i], line.gain.errors[i]
     tone = "loses" if g < 0 else "gains" if g > 0 else ""
-    return Cell(f"{points(g)} ± {100 * WIDTH * error:.1f}", g, tone)
+    noise = "" if math.isnan(error) else f" ± {of.factor * WIDTH * error:.1f}"
+    return Cell(f"{_points(g, of)}{noise}", g, tone)
 
 
 def _verdict_cell(line: GainLine | None, i: int | None) -> Cell:

@@ -1,4 +1,4 @@
-"""Accuracy against rounds, seconds and megabytes."""
+"""The result's metric against rounds, seconds and megabytes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
+from fedloom.core.metrics import Metric
 from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.drawing.figures import (
     MOST_POINTS,
@@ -28,9 +29,9 @@ MOMENTS = {
     "final": "adapted at the end",
 }
 AXES: dict[Axis, tuple[str, str]] = {
-    "rounds": ("round", "Accuracy against rounds"),
-    "seconds": ("seconds", "Accuracy against seconds"),
-    "megabytes": ("MB sent and received by the average client", "Accuracy against bytes"),
+    "rounds": ("round", "rounds"),
+    "seconds": ("seconds", "seconds"),
+    "megabytes": ("MB sent and received by the average client", "bytes"),
 }
 _DIGITS = {"rounds": 0, "seconds": 3, "megabytes": 4}
 
@@ -61,25 +62,29 @@ def curves_section(group: RunGroup, name: str, drawings: Drawings) -> Html:
     """Three charts with one legend; the script lets curves and models be chosen."""
     models = _models(group)
     curves = {at: {row.label: mean_curve(row, at) for row in group.rows} for at in models}
-    labels = [row.label for row in group.rows]
+    labels, of = [row.label for row in group.rows], group.metric
+    head = of.head.removesuffix(of.unit)
     figures = [
         drawings.figure(
             f"{name}-curve-{axis}",
-            title,
+            f"{head} against {against}",
             {
                 "kind": "lines",
                 "group": name,
                 "xlabel": label,
-                "ylabel": "accuracy %",
+                "ylabel": of.title,
                 "keys": labels,
                 "views": [
-                    {"name": model_name(at), "series": [_series(k, by[k], axis) for k in labels]}
+                    {
+                        "name": model_name(at),
+                        "series": [_series(k, by[k], axis, of) for k in labels],
+                    }
                     for at, by in curves.items()
                 ],
             },
-            _table(f"{name}-{axis}", axis, curves[models[0]]) if models else None,
+            _table(f"{name}-{axis}", axis, curves[models[0]], of) if models else None,
         )
-        for axis, (label, title) in AXES.items()
+        for axis, (label, against) in AXES.items()
     ]
     seeds = max(len(row.shown) for row in group.rows)
     note = "Lines are means over seeds, bands go from the lowest to the highest seed."
@@ -158,36 +163,35 @@ def model_name(at: At) -> str:
     return ", ".join(words)
 
 
-def _series(key: str, curve: MeanCurve, axis: Axis) -> dict[str, Any]:
+def _series(key: str, curve: MeanCurve, axis: Axis, of: Metric) -> dict[str, Any]:
     ends = {"low": curve.low, "high": curve.high} if curve.low else {}
     return {
         "key": key,
         "x": [rounded(v, _DIGITS[axis]) for v in curve.along(axis)],
-        "y": [rounded(100 * v, 3) for v in curve.accuracy],
+        "y": [rounded(of.factor * v, 3) for v in curve.accuracy],
         "round": curve.rounds,
-        **{name: [rounded(100 * v, 3) for v in values] for name, values in ends.items()},
+        **{name: [rounded(of.factor * v, 3) for v in values] for name, values in ends.items()},
     }
 
 
-def _table(name: str, axis: Axis, curves: dict[str, MeanCurve]) -> Html:
-    """Rounds down, methods across; on the axis of rounds the accuracy, else that axis."""
+def _table(name: str, axis: Axis, curves: dict[str, MeanCurve], of: Metric) -> Html:
+    """Rounds down, methods across; on the axis of rounds the metric, else that axis."""
     rounds = sorted({t for curve in curves.values() for t in curve.rounds})
     shown = [rounds[i] for i in thinned(len(rounds), MOST_TABLE_ROWS)]
     columns = [
         dict(
             zip(
                 curve.rounds,
-                _percent(curve) if axis == "rounds" else curve.along(axis),
+                [of.factor * value for value in curve.accuracy]
+                if axis == "rounds"
+                else curve.along(axis),
                 strict=True,
             )
         )
         for curve in curves.values()
     ]
     rows = [[t, *(rounded(column.get(t), 4) for column in columns)] for t in shown]
-    unit = {"rounds": "Accuracy in percent", "seconds": "Seconds", "megabytes": "Megabytes"}[axis]
+    metric_unit = of.head.removesuffix(of.unit) + (" in percent" if of.share else "")
+    unit = {"rounds": metric_unit, "seconds": "Seconds", "megabytes": "Megabytes"}[axis]
     some = f"; {len(shown)} of {len(rounds)} scored rounds" if len(shown) < len(rounds) else ""
     return plain_table(f"{name}-table", f"{unit} after each round{some}", ["round", *curves], rows)
-
-
-def _percent(curve: MeanCurve) -> list[float]:
-    return [100 * value for value in curve.accuracy]

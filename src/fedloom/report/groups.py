@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fedloom.core.metrics import Metric
 from fedloom.launch.tables import Labelled
 from fedloom.report.runs import StoredRun, Unit
 
@@ -24,6 +25,8 @@ SAME = (
         "augment",
         "normalize",
         "image_size",
+        "encoder",
+        "task",
     ),
     *("newcomers", "model", "rounds", "participation", "protocol", "eval_every", "early_stop"),
 )
@@ -39,7 +42,7 @@ _NO_MATTER = {
         "memory",
         "ray_address",
     ),
-    *("min_clients", "diagnose", "diagnose_every"),
+    *("min_clients", "diagnose", "diagnose_every", "metrics"),
 }
 
 
@@ -92,6 +95,11 @@ class RunGroup:
     def first(self) -> StoredRun:
         """Any of them, for what they all share."""
         return self.rows[0].runs[0]
+
+    @property
+    def metric(self) -> Metric:
+        """What the numbers of all of them are."""
+        return self.first.about
 
     @property
     def runs(self) -> list[StoredRun]:

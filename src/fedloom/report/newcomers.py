@@ -16,6 +16,7 @@ from fedloom.report.runs import StoredRun
 from fedloom.report.summary import method_cell
 
 MOST_CLIENTS = 500
+OVER_SEEDS = "mean ± deviation over seeds"
 
 
 def newcomers_section(group: RunGroup, name: str) -> Html | None:
@@ -34,21 +35,26 @@ def newcomers_section(group: RunGroup, name: str) -> Html | None:
 
 
 def _methods(rows: Sequence[MethodRuns], name: str) -> Html:
-    at = _joined_at(rows[0].shown)
+    at, of = _joined_at(rows[0].shown), rows[0].runs[0].about
     columns = [
         Column("Method", numeric=False),
-        Column("Newcomers %", f"model {model_name(at)}; mean ± deviation over seeds", "high"),
-        Column("As received %", "with what the server sends, before anything of their own", "high"),
-        Column("Worst newcomer %", "the lowest accuracy of any", "high"),
-        Column("Clients that trained %", "the result of the run"),
+        Column(
+            f"Newcomers{of.unit}", f"{of.name}, model {model_name(at)}; {OVER_SEEDS}", of.better
+        ),
+        Column(f"As received{of.unit}", "with what the server sends, before training", of.better),
+        Column(f"Worst newcomer{of.unit}", "the worst of any", of.better),
+        Column(f"Clients that trained{of.unit}", "the result of the run"),
     ]
     cells = [
         [
             method_cell(row),
-            percent(OverSeeds.of(_value(run) for run in row.shown)),
-            percent(OverSeeds.of(run.mean(run.newcomers_as_received) for run in row.shown)),
-            percent(OverSeeds.of(_worst(run) for run in row.shown)),
-            percent(OverSeeds.of(run.accuracy for run in row.shown)),
+            percent(OverSeeds.of(_value(run) for run in row.shown), scale=of.factor),
+            percent(
+                OverSeeds.of(run.mean(run.newcomers_as_received) for run in row.shown),
+                scale=of.factor,
+            ),
+            percent(OverSeeds.of(_worst(run) for run in row.shown), scale=of.factor),
+            percent(OverSeeds.of(run.accuracy for run in row.shown), scale=of.factor),
         ]
         for row in rows
     ]
@@ -56,18 +62,19 @@ def _methods(rows: Sequence[MethodRuns], name: str) -> Html:
 
 
 def _clients(group: RunGroup, rows: Sequence[MethodRuns], name: str) -> Html:
+    of = group.metric
     means = {row.label: newcomer_means(row) for row in rows}
     results = {key: result for by in means.values() for key, result in by.items()}
     columns = [
         Column("Newcomer"),
         Column("Test rows"),
-        *(Column(f"{label} %", "mean over all seeds") for label in means),
+        *(Column(f"{label}{of.unit}", "mean over all seeds") for label in means),
     ]
     cells = [
         [
             client_cell(group, key),
             Cell(str(results[key].rows), results[key].rows),
-            *(accuracy_cell(by, key) for by in means.values()),
+            *(accuracy_cell(by, key, of) for by in means.values()),
         ]
         for key in list(results)[:MOST_CLIENTS]
     ]
@@ -85,4 +92,5 @@ def _value(run: StoredRun) -> float | None:
 
 
 def _worst(run: StoredRun) -> float | None:
-    return min((result.accuracy for result in run.newcomer_results.values()), default=None)
+    values = (result.accuracy for result in run.newcomer_results.values())
+    return min(values, key=run.about.gain, default=None)

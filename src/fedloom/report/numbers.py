@@ -11,7 +11,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from fedloom.analysis.collaboration_gain import Gain, gain
+from fedloom.analysis.collaboration_gain import Gain, gain, plain_gain
 from fedloom.analysis.cost import Sent, pace, sent_to_target
 from fedloom.analysis.evenness import Fairness, fairness
 from fedloom.analysis.significance import Interval, Paired, compare, holm, holm_rates
@@ -23,7 +23,7 @@ from fedloom.analysis.targets import (
     worst_client,
 )
 from fedloom.launch.tables import OverSeeds
-from fedloom.record import RoundRecord
+from fedloom.record import RoundRecord, Spread
 from fedloom.report.groups import MethodRuns, RunGroup
 from fedloom.report.runs import ClientResult, StoredRun
 from fedloom.runs.ledger import Account
@@ -55,7 +55,7 @@ class AccuracyLine:
     std: OverSeeds | None
     """Between clients."""
     true_std: OverSeeds | None
-    """Without what finite test sets add."""
+    """Without what finite test sets add; like the next three, of accuracies alone."""
     jain: OverSeeds | None
     gini: OverSeeds | None
     worst_by_chance: OverSeeds | None
@@ -66,22 +66,25 @@ def accuracy_line(row: MethodRuns) -> AccuracyLine:
     runs = row.shown
     leading = [run for run in runs if run.curve_leads_to_result]
     curves = [run.curve().accuracy for run in leading]
-    best = [best_rounds(curve, BEST) for curve in curves if len(curve) > BEST]
-    worst = [best_rounds(c, BEST).mean for run in leading if len(c := worst_curve(run)) > BEST]
+    sign = runs[0].about.sign
+    best = [best_rounds(_signed(sign, curve), BEST) for curve in curves if len(curve) > BEST]
+    worst_curves = [c for run in leading if len(c := worst_curve(run)) > BEST]
+    worst = [sign * best_rounds(_signed(sign, curve), BEST).mean for curve in worst_curves]
     last = [best_rounds(curve).last for curve in curves if len(curve) >= LAST]
     even = [measure for run in runs if (measure := evenness(run)) is not None]
+    ends = [end for run in runs if (end := _worst_and_spread(run)) is not None]
     tenths = [run.summary.worst_decile for run in row.ended if run.summary]
     joined = [run.summary.newcomers for run in row.ended if run.summary]
     return AccuracyLine(
         accuracy=OverSeeds.of(run.accuracy for run in runs),
-        worst=OverSeeds.of(e.worst for e in even),
-        worst_decile=OverSeeds.of(tenths or (e.worst_decile for e in even)),
+        worst=OverSeeds.of(worst for worst, _ in ends),
+        worst_decile=OverSeeds.of(tenths or (spread.worst_decile for _, spread in ends)),
         newcomers=OverSeeds.of(chosen.value for chosen in joined if chosen),
-        best_five=OverSeeds.of(b.mean for b in best),
+        best_five=OverSeeds.of(sign * b.mean for b in best),
         worst_best_five=OverSeeds.of(worst),
         last_ten=OverSeeds.of(last),
         by_chance=best[0].by_chance if best else math.nan,
-        std=OverSeeds.of(e.std for e in even),
+        std=OverSeeds.of(spread.std for _, spread in ends),
         true_std=OverSeeds.of(e.true_std for e in even),
         jain=OverSeeds.of(e.jain for e in even),
         gini=OverSeeds.of(e.gini for e in even),
@@ -90,20 +93,42 @@ def accuracy_line(row: MethodRuns) -> AccuracyLine:
 
 
 def evenness(run: StoredRun) -> Fairness | None:
-    """How evenly the clients of a run are served."""
+    """How evenly the clients of a run are served, by accuracies: what luck adds to these is known
+    from the numbers of rows."""
     results = run.client_results.values()
-    return fairness([r.accuracy for r in results], [r.rows for r in results]) if results else None
+    if not results or run.metric != "accuracy":
+        return None
+    return fairness([r.accuracy for r in results], [r.rows for r in results])
+
+
+def _worst_and_spread(run: StoredRun) -> tuple[float, Spread] | None:
+    """The worst client of a run, and the spread over all."""
+    results = run.client_results.values()
+    if not results:
+        return None
+    values, rows = [r.accuracy for r in results], [r.rows for r in results]
+    return max(values, key=lambda v: -run.about.gain(v)), Spread.of(
+        values, rows, run.about.higher_is_better
+    )
+
+
+def _signed(sign: int, curve: Sequence[float]) -> list[float]:
+    """A curve, turned so that higher is better."""
+    return [sign * value for value in curve]
 
 
 def worst_curve(run: StoredRun) -> list[float]:
-    """The lowest client's accuracy after every scored round."""
+    """The worst client's number after every scored round."""
     scores = [record.score(headline.at) for record, headline in run.headlines]
     by_round = [score.by_client(run.metric) for score in scores if score is not None]
     if not by_round:
         return []
     ids = sorted({cid for clients in by_round for cid in clients})
     cells = [[clients.get(cid) for cid in ids] for clients in by_round]
-    return [float(v) for v in worst_client(np.array(cells, dtype=np.float64))]
+    sign = run.about.sign
+    table = sign * np.array(cells, dtype=np.float64)
+    scored = table[~np.isnan(table).all(axis=1)]
+    return [sign * float(v) for v in worst_client(scored)] if len(scored) else []
 
 
 # ------------------------------------------------------------------ significance
@@ -123,8 +148,12 @@ class Versus:
 
 
 def best_row(group: RunGroup) -> MethodRuns | None:
-    """The highest mean accuracy among methods that ended."""
-    ended = [(mean.mean, row) for row in group.rows if row.ended and (mean := _mean(row))]
+    """The best mean among methods that ended."""
+    ended = [
+        (row.ended[0].about.gain(mean.mean), row)
+        for row in group.rows
+        if row.ended and (mean := _mean(row))
+    ]
     return max(ended, key=lambda pair: pair[0])[1] if ended else None
 
 
@@ -209,7 +238,7 @@ def default_targets(group: RunGroup) -> list[float]:
     rows = group.rows if fedavg is None else [fedavg]
     runs = [run for row in rows for run in row.shown if run.curve_leads_to_result]
     ends = [accuracy for run in runs for accuracy in run.curve().accuracy[-1:]]
-    return [min(ends)] if ends else []
+    return [max(ends, key=lambda end: -group.metric.gain(end))] if ends else []
 
 
 def cost_line(row: MethodRuns, targets: Sequence[float], fedavg: MethodRuns | None) -> CostLine:
@@ -246,7 +275,8 @@ def _reached(run: StoredRun, target: float) -> int | None:
     curve = run.curve()
     if not curve.rounds or not run.curve_leads_to_result:
         return None
-    return rounds_to_target(curve.accuracy, target, rounds=curve.rounds)
+    sign = run.about.sign
+    return rounds_to_target(_signed(sign, curve.accuracy), sign * target, rounds=curve.rounds)
 
 
 def _sent(run: StoredRun, reached: int | None) -> Sent | None:
@@ -351,6 +381,10 @@ def gains(row: MethodRuns, reference: MethodRuns | None) -> GainLine | None:
     keys = [key for key in ours if key in theirs]
     if not keys:
         return None
+    about = row.runs[0].about
+    if about.name != "accuracy":
+        changes = [about.sign * (ours[k].accuracy - theirs[k].accuracy) for k in keys]
+        return GainLine(keys, plain_gain(changes, [ours[k].rows for k in keys]))
     return GainLine(
         keys,
         gain(

@@ -6,19 +6,19 @@ records' headlines; nothing of it is decided here.
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.metrics import Metric, metric
 from fedloom.core.protocol import parse_protocol
 from fedloom.core.score import GLOBAL, PERSONAL
 from fedloom.data import Partition
 from fedloom.errors import BadInput, FedloomError, RunFolderError
-from fedloom.extensions import load_extensions
+from fedloom.files import parse_json, read_regular
 from fedloom.methods import describe, parse_method
 from fedloom.record import At, Chosen, Finding, Headline, RoundRecord, Score, Spread, Summary
 from fedloom.runs.config import RunConfig
@@ -36,6 +36,7 @@ class Curve:
 
     rounds: list[int]
     accuracy: list[float]
+    """In the metric of the run, whichever that is."""
     seconds: list[float]
     """Since the run began."""
     megabytes: list[float]
@@ -47,6 +48,7 @@ class ClientResult:
     """What one client reached."""
 
     accuracy: float
+    """In the metric of the run, whichever that is."""
     rows: int
     """On so many rows."""
 
@@ -74,11 +76,13 @@ class StoredRun:
 
     @classmethod
     def read(cls, path: Path) -> StoredRun:
-        """The run in a folder, ended or not, also one that goes on; another format is refused."""
+        """The run in a folder, ended or not, also one that goes on; another format is refused.
+
+        What the run imported is not imported here: it is code, perhaps a stranger's, and a page can
+        do without.
+        """
         paths = RunPaths(path)
         config = read_config(path)
-        with suppress(FedloomError):  # a page can do without, and shows the method as written
-            load_extensions(config.imports)
         partition = Partition.load(paths.partition)
         return cls(
             paths=paths,
@@ -206,13 +210,18 @@ class StoredRun:
         if not results:
             return None
         values, rows = zip(*((r.accuracy, r.rows) for r in results.values()), strict=True)
-        spread = Spread.of(values, rows)
+        spread = Spread.of(values, rows, self.about.higher_is_better)
         return spread.weighted if self.weighted else spread.mean
 
     @property
     def metric(self) -> str:
         """What the numbers are."""
         return self.headlines[0][1].metric if self.headlines else "accuracy"
+
+    @property
+    def about(self) -> Metric:
+        """Which way it is better, and how it is shown."""
+        return metric(self.metric)
 
     @property
     def accuracy(self) -> float | None:
@@ -264,13 +273,16 @@ class StoredRun:
         }
 
 
-def _results(of: Chosen | Score | None, metric: str = "") -> dict[int, ClientResult]:
+def _results(of: Chosen | Score | None, name: str = "") -> dict[int, ClientResult]:
+    """Of the clients whose rows define the metric."""
     if of is None:
         return {}
-    values = of.values if isinstance(of, Chosen) else of.metrics[metric]
+    values = of.values if isinstance(of, Chosen) else of.metrics[name]
+    undefined = metric(of.metric if isinstance(of, Chosen) else name).may_be_undefined
     return {
         cid: ClientResult(value, rows)
         for cid, value, rows in zip(of.clients, values, of.rows, strict=True)
+        if not (undefined and math.isnan(value))
     }
 
 
@@ -298,14 +310,17 @@ def _run_folders(path: Path) -> list[Path]:
 def _folders_of(comparison: Path) -> list[str]:
     """Names of a comparison's run folders, in its order."""
     file = comparison / "comparison.json"
-    methods = _json(file).get("methods", ()) if file.exists() else ()
-    # Older comparisons have no values per seed; their runs are refused by their format.
-    return [Path(seed["run"]).name for row in methods for seed in row.get("seeds", ())]
+    try:
+        methods = _json(file).get("methods", ()) if file.exists() else ()
+        # Older comparisons have no values per seed; their runs are refused by their format.
+        return [Path(seed["run"]).name for row in methods for seed in row.get("seeds", ())]
+    except (TypeError, AttributeError, KeyError):
+        raise RunFolderError(f"{file} is no comparison of fedloom; restore it") from None
 
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(read_regular(file))
     except OSError as e:
         raise RunFolderError(f"cannot read {file} ({e.strerror}); restore it") from None
     except ValueError as e:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from fedloom.core.metrics import Metric, words
 from fedloom.drawing.html import Html, join, tag
 from fedloom.drawing.tables import NONE, Cell, Column, html_table, number, p_value, percent, points
 from fedloom.launch.tables import OverSeeds, to_csv, to_latex
@@ -54,7 +55,7 @@ def summary_section(group: RunGroup, name: str, targets: Sequence[float] = ()) -
         tag("h3", "Summary"),
         _in_short(group, best, lines, tests),
         _accuracy_table(group, name, lines, list(references.values()), tests),
-        _how_tested(tests, group.first.weighted),
+        _how_tested(tests, group.first.weighted, group.metric),
         _files(group, name),
         _fairness_table(group, name, lines),
         _cost_tables(group, name, list(targets) or default_targets(group), fedavg),
@@ -90,10 +91,12 @@ def _in_short(group: RunGroup, best: MethodRuns | None, lines: Lines, tests: Tes
     top = lines[best.label].accuracy
     assert top is not None  # a best row has a mean
     seeds = f"{len(best.ended)} seed{'s' if len(best.ended) > 1 else ''}"
-    verb = "has the highest accuracy," if len(group.rows) > 1 else "reached"
+    of = group.metric
+    most = "highest" if of.higher_is_better else "lowest"
+    verb = f"has the {most} {words(of.name)}," if len(group.rows) > 1 else "reached"
     sentence: list[object] = [
         tag("strong", best.label),
-        f" {verb} {top.percent()} % over {seeds}",
+        f" {verb} {top.shown(of)} over {seeds}",
     ]
     against = [v for (_, reference), v in tests.items() if reference == best.label and v.test]
     clear = sum(versus.holm < 0.05 for versus in against)
@@ -110,40 +113,43 @@ def _in_short(group: RunGroup, best: MethodRuns | None, lines: Lines, tests: Tes
 def _accuracy_table(
     group: RunGroup, name: str, lines: Lines, references: list[MethodRuns], tests: Tests
 ) -> Html:
-    weighted = group.first.weighted
+    weighted, of = group.first.weighted, group.metric
     result = f"{_model_of(group, 'result_at')}; protocol {group.first.config.protocol}"
     over = "weighted by test rows" if weighted else "clients count alike"
     against = (
-        "difference in points with its interval, which leaves out 0 exactly where p is below 5 %;"
-        " p after Holm"
+        f"difference{' in points' if of.share else ''} with its interval, which leaves out 0"
+        " exactly where p is below 5 %; p after Holm"
     )
     against += ", unweighted over clients" if weighted else ""
     joined = "clients that took no part in the training, after they joined"
     compared = references if len(group.rows) > 1 else []
+    lowest = f"{'lowest' if of.higher_is_better else 'highest'} {words(of.name)}"
     columns = [
         Column("Method", numeric=False),
         Column("Seeds", "runs that ended"),
-        Column("Accuracy %", f"{result}; {over}; mean ± deviation over seeds", "high"),
+        Column(of.head, f"{result}; {over}; mean ± deviation over seeds", of.better),
         *(Column(f"Against {row.label}", against) for row in compared),
-        Column("Worst client %", f"the lowest accuracy of any client; {result}", "high"),
-        Column("Worst tenth %", f"mean of the worst tenth of clients; {result}", "high"),
-        Column("Newcomers %", joined, "high"),
+        Column(f"Worst client{of.unit}", f"the {lowest} of any client; {result}", of.better),
+        Column(f"Worst tenth{of.unit}", f"mean of the worst tenth of clients; {result}", of.better),
+        Column(f"Newcomers{of.unit}", joined, of.better),
     ]
     rows = [
         [
             method_cell(row),
             Cell(str(len(row.ended)), len(row.ended)),
-            percent((line := lines[row.label]).accuracy),
-            *(_against(row, reference, tests) for reference in compared),
-            percent(line.worst),
-            percent(line.worst_decile),
-            percent(line.newcomers),
+            percent((line := lines[row.label]).accuracy, scale=of.factor),
+            *(_against(row, reference, tests, of) for reference in compared),
+            percent(line.worst, scale=of.factor),
+            percent(line.worst_decile, scale=of.factor),
+            percent(line.newcomers, scale=of.factor),
         ]
         for row in group.rows
     ]
     seeds = ", mean ± standard deviation over seeds" if _several_seeds(group) else ""
-    caption = f"Accuracy{seeds}{'; the best in bold' if len(group.rows) > 1 else ''}"
-    return _method_table(group, f"{name}-accuracy", caption, columns, rows, ["Newcomers %"])
+    head = of.head.removesuffix(of.unit)
+    caption = f"{head}{seeds}{'; the best in bold' if len(group.rows) > 1 else ''}"
+    optional = [f"Newcomers{of.unit}"]
+    return _method_table(group, f"{name}-accuracy", caption, columns, rows, optional)
 
 
 def _several_seeds(group: RunGroup) -> bool:
@@ -173,7 +179,7 @@ def _method_table(
     )
 
 
-def _against(row: MethodRuns, reference: MethodRuns, tests: Tests) -> Cell:
+def _against(row: MethodRuns, reference: MethodRuns, tests: Tests, of: Metric) -> Cell:
     """The difference with its interval and p; a pair that was tested the other way is turned."""
     sign = 1.0
     versus = tests.get((row.label, reference.label))
@@ -185,14 +191,20 @@ def _against(row: MethodRuns, reference: MethodRuns, tests: Tests) -> Cell:
         return Cell("no common seed")
     mean = sign * versus.test.mean
     if math.isnan(versus.test.p):
-        return Cell(f"{points(mean)} (no test)", mean)
+        return Cell(f"{_points(mean, of)} (no test)", mean)
     low, high = sorted(sign * end for end in versus.interval)
     mark = " *" if versus.holm < 0.05 else ""
     p = tag("small", f"p {p_value(versus.holm)}{mark}")
-    return Cell(join(f"{points(mean)} [{points(low)}, {points(high)}]", tag("br"), p), mean)
+    interval = f"[{_points(low, of)}, {_points(high, of)}]"
+    return Cell(join(f"{_points(mean, of)} {interval}", tag("br"), p), mean)
 
 
-def _how_tested(tests: Tests, weighted: bool) -> Html | None:
+def _points(value: float, of: Metric) -> str:
+    """A difference; of shares in points."""
+    return points(value, 1 if of.share else 3, of.factor)
+
+
+def _how_tested(tests: Tests, weighted: bool, of: Metric) -> Html | None:
     names = list(dict.fromkeys(v.test.test for v in tests.values() if v.test is not None))
     if not names:
         return None
@@ -204,7 +216,8 @@ def _how_tested(tests: Tests, weighted: bool) -> Html | None:
         if tested
         else ""
     )
-    unweighted = "; unweighted over clients, unlike the accuracies" if weighted else ""
+    results = "accuracies" if of.name == "accuracy" else "results"
+    unweighted = f"; unweighted over clients, unlike the {results}" if weighted else ""
     return tag(
         "div",
         tag("p", "Test: ", "; ".join(names), unweighted, ".", holm),
@@ -241,20 +254,22 @@ def _files(group: RunGroup, name: str) -> Html | None:
 
 
 def _fairness_table(group: RunGroup, name: str, lines: Lines) -> Html:
-    five = "mean of the five highest rounds, chosen on test rows: "
+    five = "mean of the five best rounds, chosen on test rows: "
     chance = max((v.by_chance for v in lines.values() if not math.isnan(v.by_chance)), default=0.0)
-    model = _model_of(group, "curve_at")
+    of, model = group.metric, _model_of(group, "curve_at")
     lifted = f"{five}noise alone lifts it by {chance:.1f} deviations; {model}"
     last = f"mean of the last ten scored rounds, which nobody chose; {model}"
     of_rounds = [
-        Column("Five best rounds %", lifted, "high"),
-        Column("… of worst client %", f"{five}of the lowest client of each; {model}", "high"),
-        Column("Last ten rounds %", last, "high"),
+        Column(f"Five best rounds{of.unit}", lifted, of.better),
+        Column(
+            f"… of worst client{of.unit}", f"{five}of the worst client of each; {model}", of.better
+        ),
+        Column(f"Last ten rounds{of.unit}", last, of.better),
     ]
     columns = [
         Column("Method", numeric=False),
         *of_rounds,
-        Column("Deviation over clients", "in points, over K", "low"),
+        Column("Deviation over clients", f"{'in points, ' if of.share else ''}over K", "low"),
         Column("… without noise", WITHOUT_NOISE, "low"),
         Column("Worst by chance %", WORST_BY_CHANCE),
         Column("Jain", "(Σa)² / (K Σa²): 1 is even", "high"),
@@ -263,10 +278,10 @@ def _fairness_table(group: RunGroup, name: str, lines: Lines) -> Html:
     rows = [
         [
             method_cell(row),
-            percent((line := lines[row.label]).best_five),
-            percent(line.worst_best_five),
-            percent(line.last_ten),
-            percent(line.std),
+            percent((line := lines[row.label]).best_five, scale=of.factor),
+            percent(line.worst_best_five, scale=of.factor),
+            percent(line.last_ten, scale=of.factor),
+            percent(line.std, scale=of.factor),
             percent(line.true_std),
             percent(line.worst_by_chance),
             _mean(line.jain, 4),
@@ -275,7 +290,8 @@ def _fairness_table(group: RunGroup, name: str, lines: Lines) -> Html:
         for row in group.rows
     ]
     caption = "How evenly clients are served, and, where enough rounds were scored, best rounds"
-    too_few = [column.head for column in of_rounds]
+    of_accuracies = ["… without noise", "Worst by chance %", "Jain", "Gini"]
+    too_few = [*(column.head for column in of_rounds), *of_accuracies]
     table = _method_table(group, f"{name}-fairness", caption, columns, rows, too_few)
     return tag("div", tag("h4", "Rounds and fairness"), table)
 
@@ -295,7 +311,7 @@ def _cost_tables(
     ]
     model = _model_of(group, "curve_at")
     for target in targets:
-        at = f"{100 * target:.1f} %"
+        at = group.metric.shown(target, 1)
         reached = f"first round that reaches it, median over seeds; {model}"
         sent = f"sent and received until then by the average client; {model}"
         columns += [
@@ -340,8 +356,9 @@ def _other_models(group: RunGroup) -> Html | None:
         "" if run.curve_at is None else f"; the curve is of the model {model_name(run.curve_at)}"
     )
     note = (
-        f"Of {', '.join(row.label for row in apart)}, accuracy, worst clients and fairness are of"
-        f" the model {model_name(run.result_at)}, which is not scored along the way{curve}."
+        f"Of {', '.join(row.label for row in apart)}, {words(group.metric.name)}, worst clients and"
+        f" fairness are of the model {model_name(run.result_at)}, which is not scored along the"
+        f" way{curve}."
         " Best and last rounds and the way to a target would be those of the curve's model, so"
         " they are left out."
     )

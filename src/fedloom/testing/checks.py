@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.evaluate import Ask, evaluate
+from fedloom.core.frozen import FROZEN
 from fedloom.core.message import Down, Plan
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
@@ -30,11 +31,13 @@ from fedloom.engines.inline import Inline
 from fedloom.launch.start import go_on, start
 from fedloom.methods import describe, parse_method
 from fedloom.record import RoundRecord, Summary
+from fedloom.runs.config import RunConfig
 from fedloom.runs.result import Result
 from fedloom.runs.watcher import RunView, Watcher
 from fedloom.testing.case import CLIENTS, ROUNDS, ContractBroken, MethodCase, require, training
 from fedloom.testing.federations import half_federation, lacking_federation, one_sample_federation
 from fedloom.testing.rounds import Played, as_bytes, digest, finite, play
+from fedloom.tuning.space import Space
 
 Part = TypeVar("Part", bound=Term)
 Check = Callable[[MethodCase], None]
@@ -233,12 +236,12 @@ def check_personal_tensors_never_leave(case: MethodCase) -> None:
         where = f"client {answer.cid}, round {answer.plan.t} ({answer.plan.kind})"
         personal = sorted(answer.up.state.get(METHOD, {}).keys() - program.shared(answer.cid))
         require(not personal, f"{where} sends {personal}, which `shared` keeps at the client")
-        strange = sorted(answer.up.state.keys() - program.writers().keys())
+        strange = sorted(answer.up.state.keys() - {*program.writers(), FROZEN})
         require(not strange, f"{where} sends the slices {strange}, which belong to no part")
         kept = {
             f"{part}/{key}": value
             for part, tree in answer.kept.items()
-            if part not in case.keeps_what_it_sent
+            if part not in (FROZEN, *case.keeps_what_it_sent)
             for key, value in tree.items()
             if _telling(value)
         }
@@ -326,6 +329,27 @@ def check_text_gives_the_method_back(case: MethodCase) -> None:
         )
 
 
+def check_what_is_tuned_can_be_built(case: MethodCase) -> None:
+    """What it declares as worth tuning are its fields, and it can be built all over their ranges.
+
+    At both ends of each range with the other fields as they are, and with all at their ends. A
+    default lies in the range, or is None where the method settles it later.
+    """
+    space = Space.of(case.method, RunConfig.checked({}))
+    for name, where in space.ranges.items():
+        default = space.default[name]
+        require(
+            default is None or default in where,
+            f"{name} is {default!r} by default, outside of {where}",
+        )
+    one_at_its_end = [{name: end} for name, where in space.ranges.items() for end in where.ends]
+    all_at_their_ends = [
+        {name: where.ends[at] for name, where in space.ranges.items()} for at in (0, -1)
+    ]
+    for values in (*one_at_its_end, *all_at_their_ends):
+        replace(case, method=space.at(values)).program()
+
+
 # ------------------------------------------------------------------ other engines
 
 
@@ -359,6 +383,7 @@ CHECKS: tuple[Check, ...] = (
     check_half_participation,
     check_a_newcomer_joins,
     check_text_gives_the_method_back,
+    check_what_is_tuned_can_be_built,
 )
 """What needs no other process."""
 ENGINE_CHECKS: dict[str, Check] = {
@@ -391,7 +416,8 @@ def _visits(
     """Clients after the last training round, with what they then hold."""
     r = Round(program, training(program)[-1], played.server)
     for cid in ids:
-        yield Visit(program, cid, data.client(cid), send(r, cid), played.clients.get(cid))
+        own = played.clients.get(cid)
+        yield Visit(program, cid, data.client(cid), send(r, cid, own), own)
 
 
 def _require_same(case: MethodCase, played: Played, how: str) -> None:

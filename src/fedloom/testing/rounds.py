@@ -72,8 +72,8 @@ def play(
         cohort = program.cohort(plan, participation)
         r = Round(program, plan, server, cohort)
         for cid in order(cohort):
-            down = Down(plan, carry(send(r, cid).state))
             own = None if cid not in clients else carry(clients[cid])
+            down = Down(plan, carry(send(r, cid, own).state))
             visit = Visit(program, cid, data.client(cid), down, own)
             before_visit(visit)
             up, kept = client(visit)
