@@ -47,8 +47,11 @@ def test_a_starting_file_passes_its_test_and_runs(folder: Path, kind: str) -> No
         (["model", "mine", "--out=there.py"], "cannot write in there.py"),
     ],
 )
-def test_what_cannot_be_written_is_said(folder: Path, args: list[str], message: str) -> None:
+def test_what_cannot_be_written_is_said(
+    folder: Path, args: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "there.py").write_text("")
+    monkeypatch.syspath_prepend("")  # as with `python -m fedloom`: files here are modules
     done = fedloom("new", *args)
     assert done.code == 1
     assert message in " ".join(done.err.split())

@@ -22,12 +22,13 @@ def write_start(kind: str, name: str, folder: Path) -> list[Path]:
     if kind not in KINDS:
         raise UnknownName("kind of starting file", kind, KINDS)
     name = name.replace("-", "_").lower()
-    _check_name(kind, name)
+    _check_form(kind, name)
     template = f"my_{kind}"
     paths = [folder / f"{name}.py", folder / f"test_{name}.py"]
     for path in paths:
         if path.exists():
             raise BadInput(f"{path} is there already; choose another name or --out")
+    _check_free(kind, name)  # after the files: one in this folder may be a module for Python, too
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path, source in zip(paths, (f"{kind}.py.txt", f"test_{kind}.py.txt"), strict=True):
@@ -39,10 +40,14 @@ def write_start(kind: str, name: str, folder: Path) -> list[Path]:
     return paths
 
 
-def _check_name(kind: str, name: str) -> None:
-    """The name becomes a file, a module and an entry of a registry."""
+def _check_form(kind: str, name: str) -> None:
+    """The name becomes a file and a module."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
         raise BadInput(f"{name!r} will not do; use letters, digits and '_', like my_{kind}")
+
+
+def _check_free(kind: str, name: str) -> None:
+    """The name becomes a module and an entry of a registry: neither may be there."""
     if find_spec(name) is not None:
         raise BadInput(f"{name!r} is the name of a Python module; choose another one")
     if name in _known(kind):
