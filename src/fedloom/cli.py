@@ -403,6 +403,7 @@ def advise_command(
         )
     _show(None if quiet or as_json else advice_page(advice))
     if not quiet and not as_json:
+        print(f"Train with:\n{advice.command}")  # in one line, whatever the terminal's width
         print(f"runs and advice.json: {folder}")
     _print_json({**advice.as_json(), "run": folder}, as_json)
 

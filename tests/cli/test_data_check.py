@@ -117,6 +117,15 @@ def test_arrays_with_gaps(tmp_path: Path) -> None:
     assert done.record["rows"] == 17
 
 
+@pytest.mark.parametrize(("distinct", "remarked"), [(40, True), (4, False)])
+def test_whole_numbers_that_are_hardly_classes_are_remarked(distinct: int, remarked: bool) -> None:
+    """Forty numbers over eighty rows are more likely amounts; four are classes."""
+    x = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
+    y = 100 + np.arange(80) % distinct
+    checked = fl.check(fl.FederatedData.from_clients([(x[:40], y[:40]), (x[40:], y[40:])]))
+    assert ("add --task regression" in " ".join(checked.remarks)) is remarked
+
+
 def test_small_clients_and_classes_that_only_a_test_has() -> None:
     x = np.arange(46, dtype=np.float32)[:, None]
     sites = {

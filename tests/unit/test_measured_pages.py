@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -19,3 +20,13 @@ def test_the_page_shows_the_results_as_they_are(name: str, monkeypatch: pytest.M
 
     text = (page.DOCS / name).read_text()
     assert page.filled(name) == text, "run: python benchmarks/page.py"
+
+
+def test_advice_was_right_in_nine_of_ten_partitions_or_more() -> None:
+    """What docs/advise.md promises; counted here anew from the single cases."""
+    draws = json.loads((BENCHMARKS / "results" / "advise.json").read_text())["draws"]
+    for draw in draws.values():
+        right = [case["kind"] in case["right_kinds"] for case in draw["cases"].values()]
+        assert len(right) >= 10
+        assert sum(right) >= 9
+        assert (sum(right), len(right)) == (draw["right"], draw["asked"])

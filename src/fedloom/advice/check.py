@@ -27,6 +27,8 @@ from fedloom.runs.given import Given
 
 FEW_ROWS = 10
 """Training rows below which a client can hardly learn alone, nor be judged."""
+AMOUNT_ROWS = 5
+"""Rows of a class, on average, below which whole numbers are more likely amounts."""
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,26 @@ def _remarks(config: RunConfig, data: FederatedData) -> Iterator[str]:
         )
     if data.targets != "numbers":
         yield from _on_classes(data, facts)
+    if data.targets == "classes" and _look_like_amounts(data):
+        yield (
+            f"the targets are {data.classes} whole numbers, most of them of few rows, and taken for"
+            " classes; if they are amounts, add --task regression"
+        )
     test = data.source.official_test
     if test is not None and config.split.startswith("merged"):
         yield (
             f"the data has a published test set of {int(test.sum())} rows, which split"
             f" {config.split!r} mixes with the others; --split official keeps it apart"
         )
+
+
+def _look_like_amounts(data: FederatedData) -> bool:
+    names = data.source.class_names
+    return len(names) * AMOUNT_ROWS > len(data.source.y) and all(map(_is_whole, names))
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").removesuffix(".0").isdecimal()
 
 
 def _on_classes(data: FederatedData, facts: Sequence[ClientFacts]) -> Iterator[str]:

@@ -117,10 +117,9 @@ def _sentences(checked: Checked) -> Iterator[Text]:
 
 
 def advice_page(advice: Advice) -> RenderableType:
-    """The evidence, the recommendation, who would lose, and the command."""
+    """The evidence, the recommendation, and who would lose."""
     parts: list[RenderableType] = [_evidence(advice), Text(f"Advice: {advice.sentence}.")]
     parts += [Text(sentence) for sentence in _on_losers(advice)]
-    parts += [Text("Train with:", style="bold"), Text(advice.command, overflow="fold")]
     return Group(*parts)
 
 
