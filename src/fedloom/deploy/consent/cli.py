@@ -72,11 +72,16 @@ def try_(
     yes: Annotated[
         bool, typer.Option("--yes", help="Code that the federation brings may run here.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A new folder for the answers, to the last byte."),
+    ] = None,
 ) -> None:
     """Compute this site's first answer on its own data, and show exactly what would be sent.
 
-    Nothing is sent, and nothing of it is kept. Without --proposal it is the one that waits. What
-    the site's policy refuses is not computed: then the refusals are shown, and the code is 1.
+    Nothing is sent, and nothing of it is kept but in the folder --out. Without --proposal it is the
+    one that waits. What the site's policy refuses is not computed: then the refusals are shown, and
+    the code is 1.
     """
     from fedloom.deploy.consent.decision import Desk
     from fedloom.deploy.consent.text import attempted, refused
@@ -89,11 +94,11 @@ def try_(
         digest = proposal or _only_one(desk)
         configuration = desk.proposals.read(digest).configuration
     code = _may_run(desk, configuration, yes)
-    attempt = desk.attempt(digest, project, with_code=code)
+    attempt = desk.attempt(digest, project, with_code=code, out=out)
     if attempt.refusals:
         _show(refused(attempt.refusals))
         raise typer.Exit(1)
-    _show(attempted(attempt))
+    _show(attempted(attempt, out))
 
 
 def _decide_all(desk: Desk, digests: Iterable[str], asked: bool) -> None:

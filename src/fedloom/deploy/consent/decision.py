@@ -105,9 +105,13 @@ class Desk:
             self.approve(proposal.digest, self.assess(proposal.digest, True, how), by)
         return proposal
 
-    def attempt(self, digest: str, project: Path | None, with_code: bool) -> Attempt:
-        """The site's first answers of a proposal, or of a project's run; nothing is sent. What
-        its policy refuses is not computed."""
+    def attempt(
+        self, digest: str, project: Path | None, with_code: bool, out: Path | None = None
+    ) -> Attempt:
+        """The site's first answers of a proposal, or of a project's run; nothing is sent, and they
+        are kept in the new folder `out` alone. What its policy refuses is not computed."""
+        if out is not None and (out.exists() or out.is_symlink()):
+            raise BadInput(f"{out} is there already; name a new folder")
         if project is not None:
             app, settings = partial(App.of_project, project), run_configuration(project)
         else:
@@ -123,6 +127,8 @@ class Desk:
             if with_code:
                 fab.write_bytes(app().content)
                 words += ["--app", fab]
+            if out is not None:
+                words += ["--out", out.absolute()]
             return run_confined("fedloom.deploy.gate.attempt", self.file, words, Attempt)
 
     def brings_code(self, configuration: Mapping[str, Any]) -> list[str]:
