@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,10 +116,40 @@ def test_phases_with_numbers_of_their_own_are_named() -> None:
     assert used == {"epochs": "head 4, body 1", "batch_size": "10", "lr": "0.05"}
 
 
+def lines(site: GatedSite, event: str) -> list[dict[str, Any]]:
+    return [line for line in Gate(site.file, assess_here).audit.lines() if line["event"] == event]
+
+
 def test_who_says_no_lets_it_wait(site: GatedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "no")
     assert "not approved; it waits" in fedloom("deploy", "approve", site.file).output
     assert site.ask(site.order()).error == WAITS
+    (declined,) = lines(site, "declined")
+    assert (declined["digest"],) == tuple(site.desk.waiting())
+    assert (declined["run"], declined["method"]) == ("1", "fedper")
+    assert declined["settings"]["lr"] is None
+    assert declined["by"]
+
+
+def test_every_decision_has_a_line_with_run_and_method(site: GatedSite) -> None:
+    (digest,) = site.desk.waiting()
+    fedloom("deploy", "approve", site.file, "--yes", digest)
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    for event in ("approved", "revoked", "forgotten"):
+        (line,) = lines(site, event)
+        told = (line["digest"], line["run"], line["method"], line["experiment"])
+        assert told == (digest, "1", "fedper", "first")
+    assert lines(site, "approved")[0]["settings"]["batch_size"] == 16
+    assert fedloom("audit", "verify", site.file).exit_code == 0
+
+
+def test_a_damaged_proposal_is_forgotten_and_that_recorded(site: GatedSite) -> None:
+    (digest,) = site.desk.waiting()
+    (site.desk.proposals.folder / f"{digest}.json").write_text("{")
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    assert "is damaged" in lines(site, "forgotten")[0]["sentence"]
+    assert not site.desk.proposals.digests()
 
 
 def test_a_script_names_the_digest_and_may_revoke_it(site: GatedSite) -> None:

@@ -133,6 +133,7 @@ def _decide(desk: Desk, digest: str, asked: bool) -> bool:
         return False
     _show(what_would_leave(assessment))
     if asked and not _says_yes(f"Approve {digest[:12]}? Type yes: "):
+        desk.decline(digest)
         print("not approved; it waits")
         return True
     desk.approve(digest, assessment)
@@ -161,7 +162,7 @@ def _says_yes(question: str) -> bool:
 def _revoke(desk: Desk, digest: str) -> None:
     waiting = [name for name in desk.waiting() if name.startswith(digest)]
     if len(waiting) == 1:
-        desk.proposals.remove(waiting[0])
+        desk.forget(waiting[0])
         print(f"forgot the proposal {waiting[0]}")
     else:
         print(f"revoked {desk.revoke(digest)}")

@@ -26,7 +26,6 @@ from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.assess import assess_settings
 from fedloom.deploy.gate.attempted import Attempt, SentTensor, Step
 from fedloom.deploy.gate.confined import confined
-from fedloom.deploy.gate.content import content_bytes, objects_of
 from fedloom.deploy.gate.form import Form
 from fedloom.deploy.gate.orders import read_order_head
 from fedloom.deploy.gate.replies import Forbidden, checked_answer, checked_hello
@@ -34,6 +33,7 @@ from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines import check_device
+from fedloom.engines.content import content_bytes, objects_of
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order
 from fedloom.engines.flower.context_store import ContextStore

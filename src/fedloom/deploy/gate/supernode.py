@@ -36,10 +36,10 @@ from flwr.supernode import start_client_internal
 from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
 
 from fedloom.deploy.consent.proposal import App
-from fedloom.deploy.gate.content import content_bytes
 from fedloom.deploy.gate.decide import FAILED, Gate, LetIn, Permitted, Refused
 from fedloom.deploy.gate.replies import flower_error
 from fedloom.deploy.processes.children import FLWR
+from fedloom.engines.content import content_bytes
 from fedloom.errors import BadInput, FedloomError
 from fedloom.plain_text import plain
 

@@ -1,6 +1,7 @@
 """What an answer is on the wire: Flower's objects, of which its bytes are counted in one way.
 
-The envelope is not among them: addresses and times, which Flower adds and the gate writes itself.
+The audit logs of sites and server count so, and `deploy try`. The envelope is not among them:
+addresses and times, which Flower adds and the gate writes itself.
 """
 
 from __future__ import annotations
