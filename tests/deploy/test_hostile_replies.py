@@ -211,7 +211,7 @@ def test_the_server_s_audit_log_has_every_round_and_refusal(federation: Federati
     assert {line["run"] for line in lines} == {"1"}
     for line in lines[:2]:
         assert line["settings"]["method"].startswith("fedper")
-        assert line["settings"]["momentum"] == 0.0  # the default, which nobody wrote
+        assert line["settings"]["seed"] == 0  # the default, which nobody wrote
         assert line["versions"].keys() == {"fedloom", "torch", "flwr"}
         assert line["app"] == APP
     assert set(lines[2]["rows"]) == {NAMES[0], NAMES[1]}

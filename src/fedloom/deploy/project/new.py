@@ -43,7 +43,7 @@ SECTIONS = {
     "Data, the same at every site": "split partition_seed normalize image_size encoder augment",
     "Evaluation": "protocol metrics eval_every early_stop",
     "Flower's own simulation, `flwr run .`; sites have no use for it": "simulated_data"
-    " simulated_partition",
+    " simulated_partition simulated_policy",
 }
 """Keys of the run's configuration, in the order they are written; others follow."""
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
