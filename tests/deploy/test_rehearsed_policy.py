@@ -77,6 +77,8 @@ def test_flowers_own_simulation_begins_nothing_that_the_rules_refuse(
         "out": str(tmp_path / "out"),
     }
     context = Context(1, 1, {}, RecordDict(), config)
-    with pytest.raises(BadInput, match=r"(?s)the policy of .*site\.toml refuses this run.*few_rows"):
+    with pytest.raises(
+        BadInput, match=r"(?s)the policy of .*site\.toml refuses this run.*few_rows"
+    ):
         simulate(LocalGrid(ClientApp(), 3), context)
     assert not (tmp_path / "out").exists()
