@@ -65,10 +65,6 @@ class LeakError(FedloomError):
     """A tensor was about to go, or be written, where its declaration does not allow."""
 
 
-class LostState(FedloomError):
-    """The server counts on a state that this site does not have, or may not use."""
-
-
 class CheckpointError(FedloomError):
     """A checkpoint that is missing, truncated or altered."""
 

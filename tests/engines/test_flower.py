@@ -40,7 +40,8 @@ from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
 from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
-from fedloom.errors import BadInput, LostState, TooFewClients
+from fedloom.engines.lost_state import LostState
+from fedloom.errors import BadInput, TooFewClients
 from fedloom.launch.start import go_on, start
 from fedloom.record import RoundRecord
 from fedloom.runs.config import RunConfig

@@ -30,7 +30,7 @@ _KINDS = frozenset(
     for module in (builtins, errors)
     for name, value in vars(module).items()
     if isinstance(value, type) and issubclass(value, Exception)
-)
+) | {"LostState"}
 """Kinds of error whose names may leave: they are known beforehand, and so can tell nothing."""
 
 

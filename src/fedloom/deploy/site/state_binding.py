@@ -18,7 +18,7 @@ from typing import Any, Self
 from pydantic import BaseModel
 
 from fedloom.deploy.settings import Settings
-from fedloom.errors import LostState
+from fedloom.engines.lost_state import LostState
 from fedloom.files import jsonable
 from fedloom.policy.keys import MAY_CHANGE, OLD_BEHAVIOUR, concerns_sites
 from fedloom.runs.config import RunConfig

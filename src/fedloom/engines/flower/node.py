@@ -21,7 +21,8 @@ from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.context_store import ContextStore
 from fedloom.engines.flower.site_store import SiteStore
-from fedloom.errors import HookError, LeakError, LostState, TrainingError
+from fedloom.engines.lost_state import LostState
+from fedloom.errors import HookError, LeakError, TrainingError
 
 REPORTED = (TrainingError, LeakError, LostState)
 """Errors whose text may leave the site: it names clients, rounds and tensors only."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedloom.core.digest import digest
 from fedloom.core.tree import State
 from fedloom.core.wire import pack, unpack
-from fedloom.errors import LostState
+from fedloom.engines.lost_state import LostState
 from fedloom.files import sync_folder
 
 _STATE = re.compile(r"(\d+)-([0-9a-f]{64})\.state")
