@@ -207,7 +207,7 @@ def test_a_pinned_app_passes_by_policy_without_asking(site: GatedSite) -> None:
     assert not site.ask(kind=MessageType.QUERY).error
     assert not site.ask(site.order(), run_id=2, override={"lr": 0.02}).error
     assert site.desk.waiting() == []
-    refused = site.ask(site.order(), run_id=3, override={"min_clients": 1})
+    refused = site.ask(site.order(), run_id=3, override={"lr": 0.02, "min_clients": 1})
     assert "few_participants" in site.rules()
     assert refused.error.startswith("the site's policy refuses it: ")
 

@@ -17,10 +17,14 @@ from fedloom.deploy.guard import requests
 from fedloom.deploy.guard.connections import Connections
 from fedloom.deploy.guard.requests import Guard, Rules
 from fedloom.deploy.guard.serve import _record
+from fedloom.deploy.processes.federation import Run
 from fedloom.deploy.project.folder import Project
 from fedloom.deploy.project.new import write_project
-from fedloom.deploy.server.audit import AUDIT
+from fedloom.deploy.project.schema import Schema
+from fedloom.deploy.server.audit import AUDIT, record_event
 from fedloom.errors import TooFewClients
+
+SCHEMA = Schema(kind="table", shape=(3,), class_names=("no", "yes"))
 
 
 @pytest.mark.parametrize(("error", "shown"), [(TooFewClients, False), (ZeroDivisionError, True)])
@@ -60,6 +64,18 @@ def test_refused_requests_are_on_record_a_line_for_each_kind(
     lines = [x for x in AuditLog(project.root / AUDIT).lines() if x["event"] == "requests refused"]
     assert [(x["status"], x["count"]) for x in lines] == [(421, 1), (413, 1), (421, 50)]
     assert lines[0]["example"] == "10.0.0.9 /v1/fleet/x: this server is not called evil"
+
+
+def test_a_failed_run_is_told_by_the_servers_own_sentence(tmp_path: Path) -> None:
+    """Flower's last words are of an unhandled exception."""
+    project: Project = write_project(tmp_path / "study", ["a", "b"], tls=False, schema=SCHEMA)
+    record_event(project.root, "run failed", run="6", sentence="another one")
+    record_event(project.root, "run failed", run="7", sentence="0 sites take part")
+    run = Run(project, {}, tmp_path / "run.log")
+    (tmp_path / "run.log").write_text("Successfully started run 7\nAn unhandled exception\n")
+    assert run.failure() == "0 sites take part"
+    (tmp_path / "run.log").write_text("Successfully started run 8\n")
+    assert run.failure() == ""
 
 
 async def nobody(scope: Any, receive: Any, send: Any) -> None:

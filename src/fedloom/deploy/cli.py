@@ -192,7 +192,8 @@ def run(
             print(output.read(), end="", flush=True)
         status = submitted.status()
     if status != COMPLETED:
-        raise ChildFailed(f"the run is {status}; see above, and to go on give the same command")
+        why = submitted.failure() or "see above"
+        raise ChildFailed(f"the run is {status}: {why}; to go on give the same command")
     _note(f"the run ended well; it is in {submitted.out / 'run'}")
 
 
