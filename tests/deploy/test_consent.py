@@ -334,7 +334,9 @@ def test_assessments_and_tries_run_in_processes_of_their_own(tmp_path: Path) -> 
         (digest,) = site.desk.waiting()
         done = fedloom("deploy", "approve", site.file, "--yes", digest)
         assert f"approved {digest}" in done.output
-        done = fedloom("deploy", "try", site.file, "--proposal", digest)
+        out = tmp_path / "tried"
+        done = fedloom("deploy", "try", site.file, "--proposal", digest, "--out", out)
         assert "model/body.1.weight" in done.output
+        assert (out / "1" / "content.json").exists()
         done = fedloom("deploy", "try", site.file, "--project", site.project.root)
         assert "model/body.1.weight" in done.output

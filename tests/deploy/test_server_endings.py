@@ -55,7 +55,7 @@ def test_refused_requests_are_on_record_a_line_for_each_kind(
     rules = Rules(lambda: {"server"}, None, None, most_body=10, body_seconds=1)
     guard = Guard(nobody, rules, Connections(10, 10), _record(project))
     clock = [1000.0]
-    monkeypatch.setattr(requests.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("fedloom.deploy.guard.requests.time.monotonic", lambda: clock[0])
     for _ in range(50):
         assert ask(guard, host=b"evil") == 421
     assert ask(guard, length=b"99") == 413

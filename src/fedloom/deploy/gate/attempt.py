@@ -88,7 +88,8 @@ def _answers(site: SiteData, form: Form, rows: int) -> Iterator[Answer]:
     device = check_device(site.config.device)
     node = Node(program, site.divided.client(0), ContextStore(RecordDict()), device)
     cid = sites.index(name) if name in sites else 0
-    server, own = initial_server(program), None
+    server = initial_server(program)
+    own: str | None = None
     for plan in program.schedule(1):
         if plan.kind == "adapt":
             continue
@@ -148,6 +149,7 @@ def write_answers(out: Path, answers: list[Answer]) -> None:
     """One folder for each answer: `objects` as they would travel, each under its sha256, and to be
     read `content.json` with the tensors in numpy's own files. Names in an answer may be chosen by a
     federation's code, so no file is called by them."""
+    out.mkdir(mode=0o700, parents=True)
     for number, answer in enumerate(answers):
         folder = out / str(number)
         (folder / "objects").mkdir(mode=0o700, parents=True)
