@@ -32,9 +32,11 @@ from fedloom.deploy.processes.federation import app_of
 from fedloom.deploy.project.folder import Project
 
 A, B, C = NAMES = ("hospital-a", "hospital-b", "hospital-c")
-SECONDS = 240.0
+SLOW = float(os.environ.get("SLOW", "1"))
+"""How many times longer everything may take, on a busy machine."""
+SECONDS = 240.0 * SLOW
 FEDLOOM = [sys.executable, "-c", "from fedloom.cli import main; main()"]
-QUICK = ["patience=12", "min-clients=2"]
+QUICK = [f"patience={12 * SLOW:g}", "min-clients=2"]
 
 
 class Study:
@@ -194,13 +196,13 @@ def personal(study: Study) -> None:
 
 def revoked(study: Study) -> None:
     note("4 revoke", study.fedloom("deploy", "revoke", study.root, C))
-    time.sleep(8)
+    time.sleep(8 * SLOW)
     note("4 its node says", study.children[C].tail(4))
     study.submit("experiment=without-c", "method=fedper")
     note("4 asked?", {name: study.audit(name, "without-c") for name in NAMES})
     study.children[C].end(grace=20)
     study.start(C, "node", study.site(C))
-    time.sleep(25)
+    time.sleep(25 * SLOW)
     note("4 restarted node says", study.children[C].tail(3))
 
 
@@ -444,11 +446,11 @@ def killed(study: Study) -> None:
     child = study.children[B]
     before = child.processes()
     os.kill(child.pid, signal.SIGKILL)
-    time.sleep(15)
+    time.sleep(15 * SLOW)
     left = [p.pid for p in before if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-    note("kill -9", f"{len(before)} processes before, {len(left)} after 15 s")
+    note("kill -9", f"{len(before)} processes before, {len(left)} after {15 * SLOW:g} s")
     study.start(B, "node", study.site(B))
-    time.sleep(20)
+    time.sleep(20 * SLOW)
     note("kill -9, restarted", study.children[B].tail(2))
 
 

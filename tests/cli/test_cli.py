@@ -165,6 +165,19 @@ def test_many_classes_give_a_short_table(here: Path) -> None:
     assert rows[0] == ["0", "120", "60", "0", "2,", "2", "2,", "4", "2"]
 
 
+@pytest.mark.parametrize("classes", [2, 40])
+def test_names_of_classes_and_clients_are_no_markup(here: Path, classes: int) -> None:
+    """`[/x]` would end a style that nobody began, `[red]` vanish; in both forms of the table."""
+    names = ["[/x]", "[red]y", *(f"c{i}" for i in range(classes - 2))]
+    lines = [f"{i},{name},{('[/u]', '[b]v')[i % 2]}" for i in range(4) for name in names]
+    (here / "own.csv").write_text("\n".join(["x,label,who", *lines]) + "\n")
+    done = fedloom("partition", "data=own.csv", "client=who", "partition=by_user", "--out", "parts")
+    assert done.code == 0, done.err
+    for name in ("[/x]", "[red]y", "[/u]", "[b]v"):
+        assert name in done.out
+    assert "[/x]" in (here / "parts" / "partition.svg").read_text()
+
+
 # ------------------------------------------------------------------ run
 
 

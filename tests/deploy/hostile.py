@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from flwr.app import Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
+from flwr.supercore.run import Run
 from sites import digits_schema, write_rows
 
 from fedloom.deploy import apps
@@ -72,6 +73,7 @@ class Federation:
         out = str(self.root / experiment)
         config = {**CONFIG, "out": out, "experiment": experiment, **changes}
         grid = Grid(len(self.files), self.keys, spoil)
+        grid.set_run(replace(Run.create_empty(run_id=1), fab_hash="ab" * 32))
         for context, file in zip(grid._contexts.values(), self.files, strict=True):
             context.node_config, context.run_config = {"site": str(file)}, config
         keys = PublicKeys(self.folder_of_keys)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from gated_site import SITE, GatedSite, assess_here, gated_site
+from served_order import served_order
 from typer.testing import CliRunner, Result
 
 from fedloom.cli import app
@@ -17,6 +22,7 @@ from fedloom.deploy.consent import cli as consent_cli
 from fedloom.deploy.consent import decision, text
 from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.attempt import attempt
+from fedloom.deploy.gate.decide import Gate
 from fedloom.deploy.gate.form import Assessment
 from fedloom.deploy.project.folder import Project, run_configuration
 from fedloom.deploy.settings import Settings
@@ -110,10 +116,40 @@ def test_phases_with_numbers_of_their_own_are_named() -> None:
     assert used == {"epochs": "head 4, body 1", "batch_size": "10", "lr": "0.05"}
 
 
+def lines(site: GatedSite, event: str) -> list[dict[str, Any]]:
+    return [line for line in Gate(site.file, assess_here).audit.lines() if line["event"] == event]
+
+
 def test_who_says_no_lets_it_wait(site: GatedSite, monkeypatch: pytest.MonkeyPatch) -> None:
     answers(monkeypatch, "no")
     assert "not approved; it waits" in fedloom("deploy", "approve", site.file).output
     assert site.ask(site.order()).error == WAITS
+    (declined,) = lines(site, "declined")
+    assert (declined["digest"],) == tuple(site.desk.waiting())
+    assert (declined["run"], declined["method"]) == ("1", "fedper")
+    assert declined["settings"]["lr"] is None
+    assert declined["by"]
+
+
+def test_every_decision_has_a_line_with_run_and_method(site: GatedSite) -> None:
+    (digest,) = site.desk.waiting()
+    fedloom("deploy", "approve", site.file, "--yes", digest)
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    for event in ("approved", "revoked", "forgotten"):
+        (line,) = lines(site, event)
+        told = (line["digest"], line["run"], line["method"], line["experiment"])
+        assert told == (digest, "1", "fedper", "first")
+    assert lines(site, "approved")[0]["settings"]["batch_size"] == 16
+    assert fedloom("audit", "verify", site.file).exit_code == 0
+
+
+def test_a_damaged_proposal_is_forgotten_and_that_recorded(site: GatedSite) -> None:
+    (digest,) = site.desk.waiting()
+    (site.desk.proposals.folder / f"{digest}.json").write_text("{")
+    fedloom("deploy", "approve", site.file, "--revoke", digest)
+    assert "is damaged" in lines(site, "forgotten")[0]["sentence"]
+    assert not site.desk.proposals.digests()
 
 
 def test_a_script_names_the_digest_and_may_revoke_it(site: GatedSite) -> None:
@@ -180,27 +216,73 @@ def test_code_of_the_federation_runs_only_after_its_files_were_agreed_to(
     assert ran.exists()
 
 
+def tried_here(
+    self: decision.Desk, digest: str, project: object, with_code: bool, out: Path | None = None
+) -> object:
+    """`Desk.attempt` without a process of its own."""
+    return attempt(self.site, Settings.read(self.proposals.read(digest).configuration), out)
+
+
 def test_a_try_computes_what_would_be_sent_and_leaves_no_trace(
-    site: GatedSite, monkeypatch: pytest.MonkeyPatch
+    site: GatedSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The tensors are those of an answer to the server's first message, to the last bit."""
-
-    def here(self: decision.Desk, digest: str, project: object, with_code: bool) -> object:
-        return attempt(self.site, Settings.read(self.proposals.read(digest).configuration))
-
-    monkeypatch.setattr(decision.Desk, "attempt", here)
+    """Its tensors, scores, bytes and sha256 are those of the answer to the server's first order,
+    which the server itself writes, and those that the audit log has of it."""
+    monkeypatch.setattr(decision.Desk, "attempt", tried_here)
     before = sorted(site.desk.site.state.rglob("*"))
     done = fedloom("deploy", "try", site.file)
     assert done.exit_code == 0, done.output
     assert "Nothing of this was sent" in done.output
     assert sorted(site.desk.site.state.rglob("*")) == before
     site.approve()
-    left = site.ask(site.order(), run_id=3).reply.content.array_records["state/model"]
-    for key, array in left.items():
+    content = site.ask(served_order(site, tmp_path / "served"), run_id=3).reply.content
+    for key, array in content.array_records["state/model"].items():
         values = array.numpy()
         line = f"model/{key} {list(values.shape)} {values.dtype}, {values.nbytes} bytes, values"
         assert f"{line} {values.min():.6g} to {values.max():.6g}" in done.output
     assert "head." not in done.output
+    (score,) = (record for name, record in content.config_records.items() if "score/" in name)
+    numbers = zip(score["names"], score["values"], strict=True)
+    told = ", ".join(f"{name} {value:.6g}" for name, value in numbers)
+    line = f"score of the personal model, trained, on {score['rows']} test rows: {told}"
+    assert line in " ".join(done.output.split())
+    assert f"sha256 of the state that stays here: {content['head']['own']}" in done.output
+    (sent,) = (x for x in Gate(site.file, assess_here).audit.lines() if x["event"] == "sent")
+    assert f"it would send {sent['bytes']} bytes, sha256 {sent['sha256']}" in done.output
+
+
+def test_a_try_keeps_the_answers_to_the_last_byte_in_a_new_folder(
+    site: GatedSite, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(decision.Desk, "attempt", tried_here)
+    out = tmp_path / "tried"
+    done = fedloom("deploy", "try", site.file, "--out", out)
+    assert f"kept in {out} alone" in " ".join(done.output.split())
+    site.approve()
+    left = site.ask(served_order(site, tmp_path / "served"), run_id=3).reply
+    told = json.loads((out / "1" / "content.json").read_text())
+    assert told["sha256"] == left.content.object_id
+    objects = {file.name: file.read_bytes() for file in (out / "1" / "objects").iterdir()}
+    assert objects == {k: v.deflate() for k, v in get_all_nested_objects(left.content).items()}
+    assert told["bytes"] == sum(map(len, objects.values()))
+    for key, file in told["records"]["state/model"].items():
+        sent = left.content.array_records["state/model"][key].numpy()
+        assert (np.load(out / "1" / file) == sent).all()
+
+
+def test_a_try_overwrites_no_folder(site: GatedSite, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    done = fedloom("deploy", "try", site.file, "--out", tmp_path / "there")
+    assert "is there already; name a new folder" in str(done.exception)
+
+
+def test_scores_after_the_round_are_announced_where_the_protocol_has_them(site: GatedSite) -> None:
+    """They depend on the other sites, so that a try cannot show them."""
+    settings = Settings.read(site.configuration(protocol="cohort(moment=received)"))
+    lines = "\n".join(text.attempted(attempt(site.desk.site, settings)))
+    assert "After a round the server also asks for scores" in lines
+    assert "received" in lines
+    assert "score of the" not in lines
 
 
 def test_a_try_of_a_project_is_judged_by_the_policy_in_the_gates_words(
@@ -209,7 +291,9 @@ def test_a_try_of_a_project_is_judged_by_the_policy_in_the_gates_words(
     """Nothing is computed for a run that would be refused."""
     project = site.project.root
 
-    def here(self: decision.Desk, digest: str, project: Path, with_code: bool) -> object:
+    def here(
+        self: decision.Desk, digest: str, project: Path, with_code: bool, out: object
+    ) -> object:
         return attempt(self.site, Settings.read(run_configuration(project)))
 
     monkeypatch.setattr(decision.Desk, "attempt", here)
@@ -250,7 +334,9 @@ def test_assessments_and_tries_run_in_processes_of_their_own(tmp_path: Path) -> 
         (digest,) = site.desk.waiting()
         done = fedloom("deploy", "approve", site.file, "--yes", digest)
         assert f"approved {digest}" in done.output
-        done = fedloom("deploy", "try", site.file, "--proposal", digest)
+        out = tmp_path / "tried"
+        done = fedloom("deploy", "try", site.file, "--proposal", digest, "--out", out)
         assert "model/body.1.weight" in done.output
+        assert (out / "1" / "content.json").exists()
         done = fedloom("deploy", "try", site.file, "--project", site.project.root)
         assert "model/body.1.weight" in done.output

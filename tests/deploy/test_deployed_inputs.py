@@ -92,7 +92,7 @@ def test_sites_are_filled_up_to_the_schema_and_keep_models(
 def test_a_schema_has_the_inputs_and_tells_others(files: list[Path], tmp_path: Path) -> None:
     schema = schema_of(files)
     assert schema == Schema.of_data(files[0].parent / "rows.npz")
-    assert model_for_sites("auto", None, schema) == "fusion(norm=batch)"
+    assert model_for_sites(Settings.read({"sites": "a,b"}).run, schema) == "fusion(norm=batch)"
     other = Schema.of_data(files[1].parent / "rows.npz")
     assert schema.difference(other) == (
         "inputs (pulse: signal [9, 2], up to 9 positions; table: table [3]), not"

@@ -52,7 +52,7 @@ def test_a_deployment_gives_the_bytes_of_one_process(
 
 def test_a_run_that_fails_is_told_with_the_server_s_reason(runs: dict[str, Run]) -> None:
     """It waits for three sites where there are two."""
-    with pytest.raises(ChildFailed, match=r"(?s)finished:failed.*2 sites are connected, fewer"):
+    with pytest.raises(ChildFailed, match=r"(?s)finished:failed.*2 sites take part, fewer"):
         runs["waiting"].wait(LIMIT)
 
 

@@ -124,7 +124,7 @@ def check_too_few(federation: FederationUnderTest, settings: dict[str, object]) 
     )
     done = finish(process)
     assert done.code == 1
-    assert "1 sites are connected, fewer than the 2 that a round needs, after 2 s" in done.out
+    assert "1 sites take part, fewer than the 2 that a round needs, after 2 s" in done.out
     assert "the run is finished:failed" in done.err
     assert not list(federation.project.root.rglob("stops/run"))
 

@@ -181,12 +181,33 @@ def test_weights_that_a_package_brings_can_be_proposed(site: GatedSite, policy: 
     assert not list(limits(site.desk.site.policy, Settings.read(configuration).run))
 
 
+def test_a_run_that_passes_by_policy_leaves_its_settings_and_form(site: GatedSite) -> None:
+    """Once, also where the node is started again; every other line leads there by its digest."""
+    site.say(f'approval = "policy"\napps = ["{site.app.sha256}"]')
+    assert not site.ask(site.order()).error
+    site.node = GatedNode(Gate(site.file, assess_here))
+    assert not site.ask(site.order(t=2)).error
+    lines = list(Gate(site.file, assess_here).audit.lines())
+    assert [x["event"] for x in lines] == ["admitted", *["received", "sent"] * 2]
+    assert {x["proposal"] for x in lines} == {lines[0]["proposal"]}
+    assert lines[0]["settings"]["batch_size"] == 16
+    (uploads,) = lines[0]["form"]["uploads"].values()
+    assert uploads[0]["model"]["body.1.weight"]["shape"] == [8, 64]
+
+
+def test_what_is_refused_as_a_whole_leaves_its_settings(site: GatedSite) -> None:
+    site.say("least_rows = 1000")
+    assert site.ask(site.order(), override={"lr": 0.02}).error
+    (line,) = Gate(site.file, assess_here).audit.lines()
+    assert (line["event"], line["settings"]["lr"]) == ("refused", 0.02)
+
+
 def test_a_pinned_app_passes_by_policy_without_asking(site: GatedSite) -> None:
     site.say(f'approval = "policy"\napps = ["{site.app.sha256}"]')
     assert not site.ask(kind=MessageType.QUERY).error
     assert not site.ask(site.order(), run_id=2, override={"lr": 0.02}).error
     assert site.desk.waiting() == []
-    refused = site.ask(site.order(), run_id=3, override={"min_clients": 1})
+    refused = site.ask(site.order(), run_id=3, override={"lr": 0.02, "min_clients": 1})
     assert "few_participants" in site.rules()
     assert refused.error.startswith("the site's policy refuses it: ")
 

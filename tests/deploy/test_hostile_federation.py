@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks who is at a local port"),
 ]
 TWO = {"sites": f"{A},{B}", "rounds": 1, "patience": 3}
-NOBODY = "0 sites are connected, fewer than the 2"
+NOBODY = "0 sites take part, fewer than the 2"
 
 
 def audit(federation: FederationUnderTest, name: str, experiment: str) -> list[dict[str, Any]]:

@@ -18,15 +18,22 @@ from hostile import HOSTILE, NAMES, Federation, Spoil, hostile_federation, new_k
 from sites import digits_schema
 
 from fedloom.audit import AuditLog, verify
+from fedloom.deploy.consent.proposal import WAITS
 from fedloom.deploy.project.public_keys import key_bytes
 from fedloom.deploy.project.schema import Column, Schema
 from fedloom.deploy.server.audit import AUDIT
-from fedloom.engines.flower import codec
+from fedloom.engines import Absent
+from fedloom.engines.content import content_bytes
+from fedloom.engines.flower import codec, engine
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.errors import TooFewClients
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.ledger import Account
 
 MODEL = f"{codec.STATE}model"
+
+
+APP = "ab" * 32
 
 
 @pytest.fixture(scope="module")
@@ -199,11 +206,63 @@ def test_claimed_rows_stand_in_the_journal_and_the_ledger(federation: Federation
 def test_the_server_s_audit_log_has_every_round_and_refusal(federation: Federation) -> None:
     federation.run("audited", uploads(says(rows=10**15)))
     lines = [x for x in AuditLog(federation.root / AUDIT).lines() if x["experiment"] == "audited"]
-    assert [line["event"] for line in lines] == ["run began", "round", "round", "run ended"]
-    assert lines[0]["settings"]["method"].startswith("fedper(")
-    assert set(lines[1]["rows"]) == {NAMES[0], NAMES[1]}
-    assert "it claims 1000000000000000 rows" in lines[1]["absent"][NAMES[HOSTILE]]
+    events = ["submitted", "run began", "round", "round", "run ended", "models saved"]
+    assert [line["event"] for line in lines] == events
+    assert {line["run"] for line in lines} == {"1"}
+    for line in lines[:2]:
+        assert line["settings"]["method"].startswith("fedper")
+        assert line["settings"]["seed"] == 0  # the default, which nobody wrote
+        assert line["versions"].keys() == {"fedloom", "torch", "flwr"}
+        assert line["app"] == APP
+    assert set(lines[2]["rows"]) == {NAMES[0], NAMES[1]}
+    assert "it claims 1000000000000000 rows" in lines[2]["absent"][NAMES[HOSTILE]]
     verify(federation.root / AUDIT)
+
+
+def test_the_bytes_of_every_site_are_in_the_server_s_audit_log(federation: Federation) -> None:
+    """Counted as the sites count them: of the whole answer that was read, also of a refused one."""
+    answers: list[RecordDict] = []
+
+    def seen(records: RecordDict) -> RecordDict:
+        answers.append(records)
+        return says(rows=10**15)(records)
+
+    federation.run("counted", uploads(seen), protocol="cohort")
+    lines = [x for x in AuditLog(federation.root / AUDIT).lines() if x["experiment"] == "counted"]
+    rounds = [line for line in lines if line["event"] == "round"]
+    assert all(set(line["bytes_from"]) == set(NAMES) for line in rounds)
+    assert all(set(line["bytes_to"]) == set(NAMES) for line in rounds)
+    told = [line["bytes_from"][NAMES[HOSTILE]] for line in rounds]
+    assert told == [content_bytes(answer) for answer in answers]
+    assert told[0] != rounds[0]["bytes_up"]  # which is of the others' tensors alone
+
+
+def test_who_is_refused_and_who_waits_is_in_the_server_s_audit_log(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation.run("named", introductions(kind="table"))
+    waits = Absent(f"{engine.FLOWER_SAYS}{WAITS}")
+    read = engine._content
+    monkeypatch.setattr(
+        engine,
+        "_content",
+        lambda reply, most: waits if "hello" in reply.content else read(reply, most),
+    )
+    with pytest.raises(TooFewClients) as caught:
+        federation.run("waited", lambda records: records, patience=0.1)
+    assert "0 sites take part, fewer than the 2 that a round needs" in str(caught.value)
+    for name in NAMES:
+        assert f"the node of {name}: Flower says: {WAITS}" in str(caught.value)
+    assert "start the others" not in str(caught.value)
+    log = list(AuditLog(federation.root / AUDIT).lines())
+    (refused,) = (
+        x for x in log if x["event"] == "introduction refused" and x["experiment"] == "named"
+    )
+    assert refused["site"] == NAMES[HOSTILE]
+    assert "has kind table, and the schema image" in refused["why"]
+    waited = [x for x in log if x["experiment"] == "waited"]
+    assert [x["event"] for x in waited] == ["submitted", *["waiting"] * 3]
+    assert [x["site"] for x in waited[1:]] == list(NAMES)
 
 
 # ------------------------------------------------------------------ introductions

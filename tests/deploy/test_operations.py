@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from gated_site import gated_site
 from sites import digits_schema
 from test_sites import CONFIG, NAMES, deployed, write_sites
 
@@ -389,6 +390,29 @@ def test_dossier_of_a_site(files: list[Path], tmp_path: Path) -> None:
         dossier_of_site(files[0]).write(tmp_path / "d")
 
 
+@pytest.mark.parametrize("by_policy", [False, True])
+def test_dossier_of_a_site_has_settings_tensors_and_the_proposal(
+    by_policy: bool, tmp_path: Path
+) -> None:
+    """What ran with which settings, and each tensor that may leave, whoever decided."""
+    with gated_site(tmp_path) as site:
+        if by_policy:
+            site.say(f'approval = "policy"\napps = ["{site.app.sha256}"]')
+        digest = "" if by_policy else site.approve()
+        left = site.ask(site.order()).reply.content.array_records["state/model"]
+        dossier = dossier_of_site(site.file)
+        page = dossier.write(tmp_path / "d").read_text()
+    for words in ("batch_size", "mlp(hidden=[8], norm=batch)", "admitted" if by_policy else "test"):
+        assert words in page, words
+    for key, array in left.items():
+        shape = "x".join(map(str, array.shape))
+        assert f"model/{key}" in page
+        assert shape in page
+    assert "model/head." not in page
+    proposal = f"proposal-{digest[:16]}.json"
+    assert by_policy or json.loads(dossier.records[proposal])["proposal"]["app"] == site.app.sha256
+
+
 def test_dossier_of_a_run_shows_one_client_alone(files: list[Path], tmp_path: Path) -> None:
     deployed(files, tmp_path / "server")
     dossier = dossier_of_run(tmp_path / "server", "hospital-b")
@@ -396,6 +420,10 @@ def test_dossier_of_a_run_shows_one_client_alone(files: list[Path], tmp_path: Pa
     assert "client 1" in text
     assert "model/body." in text
     assert "model/head." not in text
+    card = json.loads((tmp_path / "d" / "records" / "model-card.json").read_text())
+    assert "Model card" in text
+    assert card["training rows that this client stated"] > 0
+    assert any(key.startswith("scores of this client") for key in card)
     own = json.loads((tmp_path / "d" / "records" / "ledger-of-client.json").read_text())
     assert own["client"] == 1
     with pytest.raises(BadInput, match="there are: hospital-a"):

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from fedloom.data import RemoteData
 from fedloom.data.local import input_columns
 from fedloom.data.source import Kind
 from fedloom.deploy.check import CheckResult, check
@@ -21,6 +22,7 @@ from fedloom.deploy.site.config import SiteConfig
 from fedloom.errors import BadInput
 from fedloom.policy import Policy, SiteFacts, refusals
 from fedloom.runs import encoder
+from fedloom.runs.experiment import Experiment
 from helpers import fedloom
 
 HEADER = ("age [years]", "dose [mg]", "sex")
@@ -67,29 +69,50 @@ def test_a_schema_is_written_from_an_example_and_copied_to_the_sites(project: Pr
     assert Schema.read(project.root / "sites" / "b" / "schema.toml", "") == schema
 
 
-def test_the_settings_of_a_new_project_are_permitted_by_default(project: Project) -> None:
-    """A table, for which auto is an mlp that sites refuse; with the defaults of every key."""
-    run = Project.read(project.root).settings().run
-    assert run.model == "mlp(norm=batch)"
-    facts = SiteFacts(rows=50, smallest_class=1, kind="table", classes=2, shape=(3,), test_rows=16)
+@pytest.mark.parametrize(
+    ("kind", "shape", "stated"),
+    [
+        ("table", (3,), "mlp(norm=batch)"),
+        ("image", (1, 8, 8), "mlp(norm=batch)"),
+        ("image", (1, 28, 28), "small_cnn(norm=batch)"),  # of which cnn4 makes 1,024 features
+        ("image", (1, 64, 64), "small_cnn(norm=batch)"),
+        ("image", (3, 32, 32), "auto"),
+        ("image", (3, 64, 64), "auto"),
+        ("signal", (9, 128), "mlp(norm=batch)"),  # of which har_cnn makes 1,664 features
+        ("signal", (3, 20), "mlp(norm=batch)"),  # too short for har_cnn
+        ("signal", (20, 128), "auto"),
+    ],
+)
+def test_the_settings_of_a_new_project_are_permitted_by_default(
+    kind: Kind, shape: tuple[int, ...], stated: str, tmp_path: Path
+) -> None:
+    """Where `auto` is a network that sites refuse, another one is stated; all other keys have
+    their defaults."""
+    schema = Schema(kind=kind, shape=shape, class_names=("no", "yes"))
+    run = write_project(tmp_path / "study", ["a", "b"], tls=False, schema=schema).settings().run
+    assert run.model == stated
+    facts = SiteFacts(rows=50, smallest_class=1, kind=kind, classes=2, shape=shape, test_rows=16)
     assert refusals(Policy.checked(), run, facts) == []
+    source = RemoteData(2, shape, ("no", "yes"), kind)
+    assert Experiment.build(run.changed(engine="flower"), data=source).program.nets
+
+
+def test_the_schema_command_states_it_too(project: Project) -> None:
+    assert Project.read(project.root).settings().run.model == "mlp(norm=batch)"
 
 
 @pytest.mark.parametrize(
-    ("model", "kind", "shape", "stated"),
+    ("run", "stated"),
     [
-        ("auto", "table", (3,), "mlp(norm=batch)"),
-        ("auto", "image", (1, 8, 8), "mlp(norm=batch)"),
-        ("auto", "image", (3, 32, 32), "auto"),
-        ("mlp(hidden=[])", "table", (3,), "mlp(hidden=[])"),
+        ({"model": "mlp(hidden=[])"}, "mlp(hidden=[])"),
+        ({"method": "lg_fedavg"}, "auto"),  # which keeps the layers that see rows
     ],
 )
-def test_only_a_model_that_is_left_to_the_data_is_replaced(
-    model: str, kind: Kind, shape: tuple[int, ...], stated: str, tmp_path: Path
+def test_only_a_model_that_is_left_to_the_data_and_refused_is_replaced(
+    run: dict[str, str], stated: str, tmp_path: Path
 ) -> None:
-    schema = Schema(kind=kind, shape=shape, class_names=("no", "yes"))
-    study = tmp_path / "study"
-    new = write_project(study, ["a", "b"], tls=False, run={"model": model}, schema=schema)
+    schema = Schema(kind="table", shape=(3,), class_names=("no", "yes"))
+    new = write_project(tmp_path / "study", ["a", "b"], tls=False, run=run, schema=schema)
     assert new.settings().run.model == stated
 
 

@@ -203,7 +203,7 @@ def test_a_pinned_app_brings_in_no_module_that_is_not_pinned(
     installed(tmp_path, monkeypatch)
     pinned = f'approval = "policy"\napps = ["{own.app.sha256}"]'
     own.say(pinned)
-    change = {"imports": "installed_here"}
+    change = {"imports": "installed_here", "experiment": "imports"}
     assert not own.ask(own.order()).error
     assert own.ask(own.order(), run_id=2, override=change).error == WAITS
     own.say(f'{pinned}\nmodules = {{installed_here = "{module_sha256("installed_here")}"}}')

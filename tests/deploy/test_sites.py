@@ -262,5 +262,5 @@ def test_a_node_without_a_site_file_says_so(files: list[Path], tmp_path: Path) -
     local = grid(files, config)
     for context in local._contexts.values():
         context.node_config = {}
-    with pytest.raises(FedloomError, match="0 sites are connected"):
+    with pytest.raises(FedloomError, match="0 sites take part"):
         serve(local, Settings.read(config), digits_schema(), poll=0.01)

@@ -10,13 +10,19 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context
+from gated_site import GatedSite, assess_here, gated_site
 from sites import write_rows
 
+from fedloom.deploy.consent.proposal import propose
+from fedloom.deploy.gate.bindings import Bindings
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site import state_binding
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.deploy.site.state_binding import FILE, OtherSettings, bind, settings_digest
+from fedloom.engines.flower.node import Node, client_app
+from fedloom.engines.flower.site_store import SiteStore
 
 CONFIG = {
     "experiment": "first",
@@ -155,6 +161,50 @@ def test_a_key_that_was_cut_out_is_damage_and_no_older_version(tmp_path: Path) -
     (tmp_path / "first" / FILE).write_text(json.dumps(record))
     with pytest.raises(OtherSettings, match="damaged"):
         bind(tmp_path / "first", settings(method="fedavg"))
+
+
+def without_looking(site: GatedSite, asked: list[Settings]) -> Any:
+    """An app of fedloom that binds nothing: it answers with whatever states there are."""
+
+    def node(context: Context) -> Node:
+        settings = Settings.read(context.run_config)
+        asked.append(settings)
+        own = SiteData(site.desk.site, settings)
+        store = SiteStore(site.desk.site.state / settings.experiment / "states")
+        return Node(own.experiment().program, own.divided.client(0), store)
+
+    return client_app(node, lambda context: {})
+
+
+def test_the_gate_keeps_states_from_other_settings_whatever_the_app_does(tmp_path: Path) -> None:
+    """FedPer's head would leave with FedAvg. Nothing of the app runs, approved or not, because the
+    gate's own record says so; it lies where no app writes."""
+    with gated_site(tmp_path) as site:
+        asked: list[Settings] = []
+        app = without_looking(site, asked)
+        site.approve()
+        assert not site.ask(site.order(), client=app).error
+        state = site.desk.site.state
+        assert not (state / "first" / FILE).exists()
+        fedavg = site.configuration(method="fedavg")
+        proposal = propose(site.desk.site, site.app, fedavg)
+        site.desk.proposals.add(proposal, site.app, fedavg)
+        (shown,) = site.desk.assess(proposal.digest, True, assess_here).refusals
+        assert (shown.rule, "(method)" in shown.in_full) == ("state", True)
+        assessment = assess_here(site.file, proposal.digest, True)
+        site.desk.approvals.approve(proposal, assessment, "by mistake")
+        left = site.ask(site.order(), run_id=2, override={"method": "fedavg"}, client=app)
+        assert left.error.startswith("experiment 'first' began at this site with other settings")
+        assert [each.run.method for each in asked] == ["fedper"]
+        assert site.rules() == ["state"]
+        assert not site.ask(site.order(t=2), run_id=3, client=app).error  # the first one goes on
+
+
+def test_a_binding_that_only_an_earlier_app_recorded_counts_for_the_gate(tmp_path: Path) -> None:
+    bind(tmp_path / "first", settings())
+    Bindings(tmp_path).check(settings())
+    with pytest.raises(OtherSettings, match=r"other settings \(method\)"):
+        Bindings(tmp_path).bind(settings(method="fedavg"))
 
 
 @pytest.mark.parametrize("damaged", ["", "[1]", '{"settings": 3}', "{}"])

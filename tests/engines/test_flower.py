@@ -38,8 +38,9 @@ from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
 from fedloom.engines.flower.node import Node, client_app
-from fedloom.engines.flower.site_store import LostState, SiteStore
+from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
+from fedloom.engines.lost_state import LostState
 from fedloom.errors import BadInput, TooFewClients
 from fedloom.launch.start import go_on, start
 from fedloom.record import RoundRecord
@@ -511,7 +512,7 @@ def test_too_few_sites_are_waited_for_and_then_named(tmp_path: Path) -> None:
     experiment = build()
     flower, grid = engine(experiment, tmp_path, lambda reply: reply)
     grid.joined.clear()
-    with pytest.raises(TooFewClients, match="0 sites are connected, fewer than the 1"):
+    with pytest.raises(TooFewClients, match="0 sites take part, fewer than the 1"):
         start(experiment, flower)
 
 

@@ -33,6 +33,19 @@ def test_the_image_installs_by_hash_and_runs_as_a_user() -> None:
     assert "USER 10001:10001" in lines[-4:]
 
 
+def test_every_week_packages_are_audited_and_the_image_is_built() -> None:
+    """Only that the workflow says so: it cannot be run here."""
+    supply = yaml.safe_load((ROOT / ".github" / "workflows" / "supply.yml").read_text())
+    steps = {
+        job: " ".join(step.get("run", "") for step in about["steps"])
+        for job, about in supply["jobs"].items()
+    }
+    assert "make audit" in steps["audit"]
+    assert "docker build -f containers/Dockerfile" in steps["image"]
+    assert "--read-only --cap-drop ALL" in steps["image"]
+    assert "schedule" in supply[True]  # which is how YAML reads `on`
+
+
 @pytest.mark.parametrize("name", ["link", "node"])
 def test_units_are_hardened(name: str) -> None:
     parser: Any = configparser.RawConfigParser(strict=False, allow_no_value=True)

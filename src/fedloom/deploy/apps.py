@@ -54,6 +54,7 @@ def main(grid: Grid, context: Context) -> None:
 
     from fedloom.deploy.project.folder import PROJECT, Project
     from fedloom.deploy.project.public_keys import PublicKeys
+    from fedloom.deploy.server.audit import record_event
     from fedloom.deploy.server.run import serve
 
     end_with_parent()  # a server app that outlived its SuperLink would block the run's folder
@@ -63,14 +64,27 @@ def main(grid: Grid, context: Context) -> None:
     handler.setFormatter(logging.Formatter("fedloom: %(message)s"))
     log.handlers = [handler]
     log.setLevel(logging.INFO)
+    logging.getLogger("flwr").addFilter(without_traceback)
+    root = Path(os.environ.get(PROJECT, "."))
     try:
         if isinstance(grid, InMemoryGrid):
             simulate(grid, context)
             return
-        project = Project.read(Path(os.environ.get(PROJECT, ".")))
+        project = Project.read(root)
         keys = PublicKeys(project.keys_folder) if project.link.tls else None
         settings = Settings.read(context.run_config)
         serve(grid, settings, project.schema(), keys, project=project.root)
     except FedloomError as e:
         log.error("%s", e)
+        if not isinstance(grid, InMemoryGrid):
+            record_event(root, "run failed", run=str(context.run_id), sentence=str(e))
         raise  # not as SystemExit, which would end the process before Flower has uploaded its log
+
+
+def without_traceback(record: logging.LogRecord) -> bool:
+    """Of an error whose sentence says all, and stands in the log already, Flower's log needs no
+    more."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, FedloomError):
+        record.exc_info = None
+    return True

@@ -192,7 +192,8 @@ def run(
             print(output.read(), end="", flush=True)
         status = submitted.status()
     if status != COMPLETED:
-        raise ChildFailed(f"the run is {status}; see above, and to go on give the same command")
+        why = submitted.failure() or "see above"
+        raise ChildFailed(f"the run is {status}: {why}; to go on give the same command")
     _note(f"the run ended well; it is in {submitted.out / 'run'}")
 
 
@@ -223,15 +224,20 @@ def local(
     keep: Annotated[
         Path | None, typer.Option(help="A new folder for the project, which then stays.")
     ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="A site.toml whose [policy] every site shall have.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds for all of it.")] = 900,
 ) -> None:
     """Rehearse a deployment on this machine: link, nodes, TLS, a run, and a model at every site."""
     from fedloom.deploy.processes.rehearsal import Rehearsal, digits_project, outcome_table
+    from fedloom.policy import Policy
 
+    rules = None if policy is None else Policy.read(policy)
     run = {**_imported(method, "auto", imports), "rounds": rounds}
     with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, stops_as_ctrl_c():
         try:
-            project = digits_project(keep or Path(scratch) / "local", nodes, tls, run)
+            project = digits_project(keep or Path(scratch) / "local", nodes, tls, run, rules)
             done = Rehearsal(err, timeout).perform(project)
         except KeyboardInterrupt:
             _note("stopped; every process was ended")

@@ -65,6 +65,10 @@ class Settings(BaseModel):
     simulated_partition: str = Field(
         "dirichlet(alpha=0.3)", description="how; real sites bring their own data"
     )
+    simulated_policy: str | None = Field(
+        None,
+        description="a site.toml by its whole path: what its [policy] refuses is not simulated",
+    )
     run: RunConfig
 
     @classmethod

@@ -1,6 +1,7 @@
 """Flower's own simulation (`flwr run .`): the same app, with known data divided among its nodes.
 
 Nothing of a deployment's protection is in it: there are no sites, and all rows are on this machine.
+But `simulated_policy` names a site's file, and what its rules refuse to any node is not begun.
 What a node keeps is in Flower's context, which ends with the run.
 """
 
@@ -21,6 +22,7 @@ from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import introduction
 from fedloom.engines.flower.context_store import ContextStore
 from fedloom.engines.flower.node import Node
+from fedloom.policy.simulation import check_experiment
 from fedloom.runs.experiment import Experiment
 
 log = logging.getLogger("fedloom")
@@ -78,6 +80,7 @@ def simulate(grid: Grid, context: Context) -> None:
     nodes = len(list(grid.get_node_ids()))
     simulation = Simulation(Settings.read(context.run_config), nodes)
     settings = simulation.settings
+    check_experiment(simulation.experiment, settings.simulated_policy)
     folder = Path(settings.run.out or "runs").absolute() / f"simulation-{context.run_id}"
     run = settings.run.changed(out=str(folder))
     serve(grid, settings.model_copy(update={"run": run}), simulation.schema)

@@ -89,6 +89,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "keep_rounds": ("harmless", "how many earlier states stay at the site"),
     "simulated_data": ("not for sites", "of Flower's own simulation"),
     "simulated_partition": ("not for sites", "of Flower's own simulation"),
+    "simulated_policy": ("not for sites", "of Flower's own simulation"),
 }
 """Key -> its class, and the rules that look at it or why none does."""
 

@@ -85,6 +85,18 @@ def may_be_built(policy: Policy, model: str) -> bool:
     return policy.allows("local_files") or not outside_places(model)
 
 
+def gives_rows_away(run: RunConfig, facts: SiteFacts) -> bool:
+    """Would sites with such rows refuse the run's networks, as `dense_layers`?"""
+    from fedloom.policy import ranges
+
+    method = ranges.method_of(run) or ranges.plain_method(run)
+    try:
+        refused = {refusal.rule for refusal in carried(Policy.checked(), run, method, facts)}
+    except FedloomError:  # such rows are none for the network
+        return True
+    return "dense_layers" in refused
+
+
 def carried(policy: Policy, run: RunConfig, method: Method, facts: SiteFacts) -> Iterator[Refusal]:
     """What the update of a network carries."""
     shares_first_layer = method.shared not in SHARE_NO_FIRST_LAYER

@@ -1,10 +1,11 @@
-"""The table `[policy]` as a new site gets it: every key with its default, as comments."""
+"""The table `[policy]` as text: as a new site gets it, with the defaults as comments, or stated."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from textwrap import wrap
+from typing import Any
 
 from fedloom.policy.policy import Policy
 
@@ -30,3 +31,22 @@ def commented_table() -> str:
         lines += [f"#   {line}" for line in wrap(f"{name}: {field.description}", 94)]
         lines.append(f"# {name} = {json.dumps(defaults[name])}")
     return "\n".join([HEADER.rstrip(), *lines]) + "\n" + EXAMPLE
+
+
+def stated_table(policy: Policy) -> str:
+    """TOML that states every key of a policy.
+
+    >>> stated_table(Policy.checked(least_rows=70)).splitlines()[1:3]
+    ['[policy]', 'approval = "ask"']
+    """
+    keys = policy.model_dump(mode="json")
+    lines = [f"{key} = {_toml(value)}" for key, value in keys.items() if value is not None]
+    return "\n".join(["", "[policy]", *lines, ""])
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{json.dumps(k)} = {_toml(v)}' for k, v in value.items())} }}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(value)

@@ -40,11 +40,11 @@ class ScoreSheet:
         return tuple(Score.gathered(at.group, self._by_key[at]) for at in keys)
 
 
-class Evaluator:
-    """Measures one experiment on one engine; changes nothing."""
+class Questions:
+    """What the server of an experiment wants measured, and when."""
 
-    def __init__(self, experiment: Experiment, engine: Engine) -> None:
-        self.experiment, self.engine = experiment, engine
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
         self.program, self.protocol = experiment.program, experiment.protocol
         self.splits = experiment.splits
         self._moments = self._moments_of_members()
@@ -56,10 +56,44 @@ class Evaluator:
         if self.protocol.model == "global":
             return None
         if plan.kind == "adapt":
-            return self._ask_clients(("final",))
-        if plan.kind == "train" and "trained" in self._moments and self._due(plan):
-            return self._ask_clients(("trained",))
+            return self.ask_clients(("final",))
+        if plan.kind == "train" and "trained" in self._moments and self.is_due(plan):
+            return self.ask_clients(("trained",))
         return None
+
+    @property
+    def afterwards(self) -> tuple[Moment, ...]:
+        """Moments that are measured after a round, under what the server made of it."""
+        return tuple(sorted(self._moments - {"trained", "final"}))
+
+    @property
+    def model(self) -> Literal["personal", "global"]:
+        """Whose scores are asked for."""
+        return "global" if self.protocol.model == "global" else "personal"
+
+    def ask_clients(self, moments: tuple[Moment, ...]) -> Ask:
+        """About these moments, of clients that train."""
+        return Ask(moments, self.splits, self.model, self.protocol.on == "shared")
+
+    def is_due(self, plan: Plan) -> bool:
+        """Is this one of the rounds that are scored?"""
+        return plan.t % self.experiment.config.eval_every == 0 or plan.t == self.last_round
+
+    def _moments_of_members(self) -> set[Moment]:
+        if self.protocol.model == "global":
+            return {"received"}
+        curve = curve_at(self.protocol).moment
+        if self.protocol.clients == "new":
+            return {curve, *self.protocol.also}
+        return {curve, result_at(self.protocol).moment, *self.protocol.also}
+
+
+class Evaluator(Questions):
+    """Measures one experiment on one engine; changes nothing."""
+
+    def __init__(self, experiment: Experiment, engine: Engine) -> None:
+        super().__init__(experiment)
+        self.engine = engine
 
     def enter(self, cid: int, scores: Iterable[ClientScore], sheet: ScoreSheet) -> None:
         """Take what was measured at a client that trains, inside its call or after the round; of
@@ -82,7 +116,7 @@ class Evaluator:
         """Score the state after a round: every `eval_every` rounds and after the last plan, but
         never between special rounds, where a part may not have its slice yet."""
         plan = done.plan
-        if not last and not (plan.kind == "train" and self._due(plan)):
+        if not last and not (plan.kind == "train" and self.is_due(plan)):
             return
         now = Round(self.program, plan, server)
         if plan.kind != "adapt":  # which makes the final models, scored inside, and no other
@@ -90,9 +124,9 @@ class Evaluator:
         if last and self.experiment.config.newcomers and self.protocol.on == "clients":
             joining = range(self.program.clients, len(self.experiment.data))
             moments: tuple[Moment, ...] = ("received", "adapted")
-            if self._model == "global":
+            if self.model == "global":
                 moments = ("received",)
-            ask = Ask(moments, self.splits, self._model)
+            ask = Ask(moments, self.splits, self.model)
             for cid, scores in self._scores(now, joining, ask, clients):
                 sheet.add(cid, scores, "newcomers")
 
@@ -106,41 +140,23 @@ class Evaluator:
     ) -> None:
         answered = list(done.ups)
         ids = answered if self.protocol.clients == "cohort" else present
-        moments = tuple(sorted(self._moments - {"trained", "final"}))
+        moments = self.afterwards
         if self.protocol.model == "global" and self.protocol.on == "shared":
             self._score_shared_tests(now, sheet)
             splits = tuple(split for split in self.splits if split == "val")
             ask = Ask(moments, splits, "global")
         else:
-            ask = self._ask_clients(moments)
+            ask = self.ask_clients(moments)
         self._score(now, ids, ask, clients, sheet)
         if done.plan.kind == "train" and self._everybody_trains:
             # From what this round sent, as the participants: `now` holds what they made of it.
             absent = sorted(set(present) - set(answered))
-            self._score(done, absent, self._ask_clients(("trained",)), clients, sheet)
-
-    @property
-    def _model(self) -> Literal["personal", "global"]:
-        return "global" if self.protocol.model == "global" else "personal"
+            self._score(done, absent, self.ask_clients(("trained",)), clients, sheet)
 
     @property
     def _everybody_trains(self) -> bool:
         """Are those who were not in the round trained too, on copies, for the result?"""
         return self.protocol.moment == "trained" and self.protocol.clients == "all"
-
-    def _moments_of_members(self) -> set[Moment]:
-        if self.protocol.model == "global":
-            return {"received"}
-        curve = curve_at(self.protocol).moment
-        if self.protocol.clients == "new":
-            return {curve, *self.protocol.also}
-        return {curve, result_at(self.protocol).moment, *self.protocol.also}
-
-    def _due(self, plan: Plan) -> bool:
-        return plan.t % self.experiment.config.eval_every == 0 or plan.t == self.last_round
-
-    def _ask_clients(self, moments: tuple[Moment, ...]) -> Ask:
-        return Ask(moments, self.splits, self._model, self.protocol.on == "shared")
 
     def _score(
         self,

@@ -9,10 +9,13 @@ from typing import Any
 
 from fedloom.audit import AuditLog, verify
 from fedloom.data.named_images import named_images
+from fedloom.deploy.consent.proposal import Proposal
 from fedloom.deploy.gate.form import Assessment
 from fedloom.deploy.site.config import SiteConfig
 
 APPROVED, REVOKED = "approved", "revoked"
+DECLINED, FORGOTTEN = "declined", "forgotten"
+"""Somebody said no, and it waits on; a proposal that waited was removed."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,9 @@ class Approval:
     """What the operator was shown: above all the form of what may leave."""
     data: str
     """`data_version` when it was looked at for that."""
+    method: str
+    run: str
+    """The first of Flower's runs that asked for it; empty: none had."""
     times: int
     """How often it was approved: each time for all rounds of the run."""
 
@@ -38,19 +44,31 @@ class Approvals:
         self.log = AuditLog(state / "approvals.jsonl")
         self.audit = AuditLog(state / "audit.jsonl")
 
-    def approve(self, digest: str, experiment: str, assessment: Assessment, by: str) -> None:
-        """From now on a run with this digest passes; `by` says who decided."""
+    def approve(self, proposal: Proposal, assessment: Assessment, by: str, run: str = "") -> None:
+        """From now on a run with this proposal passes; `by` says who decided, `run` which one had
+        asked."""
         if assessment.form is None or assessment.refusals:
             raise ValueError("what is refused, or whose form is not known, cannot be approved")
-        fields = {"digest": digest, "experiment": experiment, "by": by}
+        fields = _fields(proposal, run, by)
         shown = assessment.model_dump(mode="json")
-        self.audit.append(APPROVED, **fields, form=shown["form"])
+        self.audit.append(APPROVED, **fields, settings=proposal.settings, form=shown["form"])
         self.log.append(APPROVED, **fields, assessment=shown, data=assessment.data)
 
-    def revoke(self, digest: str, by: str) -> None:
+    def revoke(self, approval: Approval, by: str) -> None:
         """From now on it does not."""
-        self.log.append(REVOKED, digest=digest, by=by)
-        self.audit.append(REVOKED, digest=digest, by=by)
+        fields = {
+            "digest": approval.digest,
+            "run": approval.run,
+            "experiment": approval.experiment,
+            "method": approval.method,
+            "by": by,
+        }
+        self.log.append(REVOKED, **fields)
+        self.audit.append(REVOKED, **fields)
+
+    def record(self, event: str, proposal: Proposal, by: str, run: str = "") -> None:
+        """Another decision than these, which changes no approval."""
+        self.audit.append(event, **_fields(proposal, run, by), settings=proposal.settings)
 
     def holding(self) -> dict[str, Approval]:
         """Digest -> approval, of all that hold; refuses a file that was changed by hand."""
@@ -67,6 +85,16 @@ class Approvals:
             else:
                 holding.pop(line["digest"], None)
         return holding
+
+
+def _fields(proposal: Proposal, run: str, by: str) -> dict[str, str]:
+    return {
+        "digest": proposal.digest,
+        "run": run,
+        "experiment": proposal.experiment,
+        "method": str(proposal.settings["method"]),
+        "by": by,
+    }
 
 
 def data_version(site: SiteConfig) -> str:
@@ -90,4 +118,13 @@ def _stamp(file: Path) -> str:
 
 def _approval(line: dict[str, Any], times: int) -> Approval:
     assessment = Assessment.model_validate(line["assessment"])
-    return Approval(line["digest"], line["at"], line["experiment"], assessment, line["data"], times)
+    return Approval(
+        digest=line["digest"],
+        at=line["at"],
+        experiment=line["experiment"],
+        assessment=assessment,
+        data=line["data"],
+        method=line.get("method", ""),  # which earlier versions did not write
+        run=line.get("run", ""),
+        times=times,
+    )

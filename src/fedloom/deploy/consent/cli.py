@@ -72,11 +72,16 @@ def try_(
     yes: Annotated[
         bool, typer.Option("--yes", help="Code that the federation brings may run here.")
     ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="A new folder for the answers, to the last byte."),
+    ] = None,
 ) -> None:
     """Compute this site's first answer on its own data, and show exactly what would be sent.
 
-    Nothing is sent, and nothing of it is kept. Without --proposal it is the one that waits. What
-    the site's policy refuses is not computed: then the refusals are shown, and the code is 1.
+    Nothing is sent, and nothing of it is kept but in the folder --out. Without --proposal it is the
+    one that waits. What the site's policy refuses is not computed: then the refusals are shown, and
+    the code is 1.
     """
     from fedloom.deploy.consent.decision import Desk
     from fedloom.deploy.consent.text import attempted, refused
@@ -89,11 +94,11 @@ def try_(
         digest = proposal or _only_one(desk)
         configuration = desk.proposals.read(digest).configuration
     code = _may_run(desk, configuration, yes)
-    attempt = desk.attempt(digest, project, with_code=code)
+    attempt = desk.attempt(digest, project, with_code=code, out=out)
     if attempt.refusals:
         _show(refused(attempt.refusals))
         raise typer.Exit(1)
-    _show(attempted(attempt))
+    _show(attempted(attempt, out))
 
 
 def _decide_all(desk: Desk, digests: Iterable[str], asked: bool) -> None:
@@ -128,6 +133,7 @@ def _decide(desk: Desk, digest: str, asked: bool) -> bool:
         return False
     _show(what_would_leave(assessment))
     if asked and not _says_yes(f"Approve {digest[:12]}? Type yes: "):
+        desk.decline(digest)
         print("not approved; it waits")
         return True
     desk.approve(digest, assessment)
@@ -156,7 +162,7 @@ def _says_yes(question: str) -> bool:
 def _revoke(desk: Desk, digest: str) -> None:
     waiting = [name for name in desk.waiting() if name.startswith(digest)]
     if len(waiting) == 1:
-        desk.proposals.remove(waiting[0])
+        desk.forget(waiting[0])
         print(f"forgot the proposal {waiting[0]}")
     else:
         print(f"revoked {desk.revoke(digest)}")

@@ -11,17 +11,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedloom.deploy.consent.approvals import Approval, Approvals, data_version
+from fedloom.deploy.consent.approvals import (
+    DECLINED,
+    FORGOTTEN,
+    Approval,
+    Approvals,
+    data_version,
+)
 from fedloom.deploy.consent.proposal import App, Proposal, Proposals, Stored, code_refusals, propose
 from fedloom.deploy.gate.assess import assess_elsewhere
 from fedloom.deploy.gate.attempted import Attempt
+from fedloom.deploy.gate.bindings import Bindings
 from fedloom.deploy.gate.confined import run_confined
 from fedloom.deploy.gate.decide import Assess, objections
-from fedloom.deploy.gate.form import Assessment
+from fedloom.deploy.gate.form import Assessment, Objection
 from fedloom.deploy.gate.judged import Judged
 from fedloom.deploy.project.folder import run_configuration
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.deploy.site.state_binding import OtherSettings
 from fedloom.errors import BadInput
 from fedloom.policy import modules_of
 
@@ -72,6 +80,12 @@ class Desk:
         self._check_current(stored)
         if pinned := code_refusals(site.policy, stored.app, stored.configuration):
             return Assessment(refusals=objections(pinned))
+        try:
+            Bindings(site.state).check(stored.settings)
+        except OtherSettings as e:
+            return Assessment(
+                refusals=(Objection(rule="state", sentence=str(e), in_full=f"state: {e}"),)
+            )
         # Taken first: data that is changed while somebody looks is judged anew by the gate.
         version = data_version(site)
         assessment = how(self.file, stored.proposal.digest, with_app)
@@ -84,15 +98,30 @@ class Desk:
         if assessment.refusals:
             reasons = "; ".join(objection.in_full for objection in assessment.refusals)
             raise BadInput(f"the policy of {self.file} refuses {digest[:12]}: {reasons}")
-        proposal = stored.proposal
-        self.approvals.approve(proposal.digest, proposal.experiment, assessment, by or _user())
+        self.approvals.approve(stored.proposal, assessment, by or _user(), stored.run)
+
+    def decline(self, digest: str) -> None:
+        """Record that somebody said no; the proposal waits on."""
+        self._record(DECLINED, self.proposals.read(digest))
+
+    def forget(self, digest: str) -> None:
+        """Remove a proposal that waits, and record that."""
+        try:
+            self._record(FORGOTTEN, self.proposals.read(digest))
+        except BadInput as e:  # damaged, which is a reason to forget it
+            self.approvals.audit.append(FORGOTTEN, digest=digest, by=_user(), sentence=str(e))
+        self.proposals.remove(digest)
+
+    def _record(self, event: str, stored: Stored) -> None:
+        self.approvals.record(event, stored.proposal, _user(), stored.run)
 
     def revoke(self, digest: str) -> str:
         """Take an approval back, by its digest or the beginning of it; returns the whole one."""
-        matches = [name for name in self.approvals.holding() if name.startswith(digest)]
+        holding = self.approvals.holding()
+        matches = [name for name in holding if name.startswith(digest)]
         if len(matches) != 1 or not digest:
             raise BadInput(f"no single approval begins with {digest!r}; --list shows them")
-        self.approvals.revoke(matches[0], _user())
+        self.approvals.revoke(holding[matches[0]], _user())
         return matches[0]
 
     def approve_beforehand(
@@ -105,9 +134,13 @@ class Desk:
             self.approve(proposal.digest, self.assess(proposal.digest, True, how), by)
         return proposal
 
-    def attempt(self, digest: str, project: Path | None, with_code: bool) -> Attempt:
-        """The site's first answers of a proposal, or of a project's run; nothing is sent. What
-        its policy refuses is not computed."""
+    def attempt(
+        self, digest: str, project: Path | None, with_code: bool, out: Path | None = None
+    ) -> Attempt:
+        """The site's first answers of a proposal, or of a project's run; nothing is sent, and they
+        are kept in the new folder `out` alone. What its policy refuses is not computed."""
+        if out is not None and (out.exists() or out.is_symlink()):
+            raise BadInput(f"{out} is there already; name a new folder")
         if project is not None:
             app, settings = partial(App.of_project, project), run_configuration(project)
         else:
@@ -123,6 +156,8 @@ class Desk:
             if with_code:
                 fab.write_bytes(app().content)
                 words += ["--app", fab]
+            if out is not None:
+                words += ["--out", out.absolute()]
             return run_confined("fedloom.deploy.gate.attempt", self.file, words, Attempt)
 
     def brings_code(self, configuration: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,8 @@ MOST_APP_BYTES = 50_000_000
 """Of an app's files when unpacked."""
 MOST_WAITING = 20
 """Proposals that wait for approval at a time: the server cannot fill the site's disk with them."""
+WAITS = "waits for approval at the site"
+"""What a server reads of a run that nobody at the site has decided on."""
 PACKAGES = ("fedloom", "torch", "flwr")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 COMPILED = (".pyc", ".pyo", ".so", ".pyd", ".dll", ".dylib", ".zip", ".egg", ".pth")
@@ -241,6 +243,8 @@ class Stored:
     proposal: Proposal
     app: App
     configuration: dict[str, Any]
+    run: str = ""
+    """The first of Flower's runs that asked for it; empty: none has."""
 
     @property
     def settings(self) -> Settings:
@@ -259,7 +263,9 @@ class Proposals:
         files = self.folder.glob("*.json") if self.folder.is_dir() else ()
         return [file.stem for file in sorted(files, key=lambda f: (f.stat().st_mtime_ns, f.name))]
 
-    def add(self, proposal: Proposal, app: App, configuration: Mapping[str, Any]) -> None:
+    def add(
+        self, proposal: Proposal, app: App, configuration: Mapping[str, Any], run: str = ""
+    ) -> None:
         """Store a proposal; one that is there already stays as it is."""
         if (self.folder / f"{proposal.digest}.json").exists():
             return
@@ -268,6 +274,7 @@ class Proposals:
         record = {
             "proposal": proposal.model_dump(mode="json"),
             "configuration": dict(configuration),
+            "run": run,
         }
         write_json(self.folder / f"{proposal.digest}.json", record)
 
@@ -282,7 +289,8 @@ class Proposals:
             record = json.loads((self.folder / f"{name}.json").read_text(encoding="utf-8"))
             proposal = Proposal.model_validate(record["proposal"])
             app = App((self.folder / f"{name}.fab").read_bytes())
-            stored = Stored(proposal, app, dict(record["configuration"]))
+            configuration = dict(record["configuration"])
+            stored = Stored(proposal, app, configuration, str(record.get("run", "")))
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise BadInput(f"the proposal {name[:12]} is damaged ({e}); delete it") from None
         if proposal.digest != name or app.sha256 != proposal.app:

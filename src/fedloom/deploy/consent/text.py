@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from fedloom.deploy.consent.proposal import Stored
 from fedloom.deploy.gate.attempted import Attempt
-from fedloom.deploy.gate.form import Assessment, Form, Objection, Upload, upload_bytes
+from fedloom.deploy.gate.form import OVERHEAD, Assessment, Form, Objection, Upload, upload_bytes
 from fedloom.deploy.project.new import APP, PACKAGE
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
@@ -97,6 +98,10 @@ def what_would_leave(assessment: Assessment) -> Iterator[str]:
     yield f"    on these rows of the site: {', '.join(form.splits)}, with their number"
     yield f"  in all {size_text(form.bytes_in_all)} of tensors, if every round is asked for once"
     yield (
+        f"  An answer may have {size_text(OVERHEAD)} beside its tensors, for names, numbers and"
+        " Flower's headers; `fedloom deploy try` counts them, as the audit log does."
+    )
+    yield (
         "  The server may ask again for what it was sent already. Another round than these, also in"
         " place of one that was taken back, waits until you approve the proposal once more."
     )
@@ -134,14 +139,15 @@ def refused(objections: Iterable[Objection]) -> Iterator[str]:
         yield f"  {objection.in_full}"
 
 
-def attempted(attempt: Attempt) -> Iterator[str]:
+def attempted(attempt: Attempt, out: Path | None = None) -> Iterator[str]:
     """Lines on the answers that were computed, each tensor with its smallest and largest value."""
-    yield "Nothing of this was sent, and nothing was kept."
-    yield "To introduce itself the site would send:"
+    kept = f"kept in {out} alone, to the last byte" if out else "and nothing was kept"
+    yield f"Nothing of this was sent, {kept}."
+    yield f"To introduce itself the site would send {attempt.hello_bytes} bytes:"
     for key, value in attempt.hello.items():
         yield f"  {key}: {_short(value)}"
     for step in attempt.steps:
-        yield f"In {step.name} it would send {size_text(step.bytes)}:"
+        yield f"In {step.name} it would send {step.bytes} bytes, sha256 {step.sha256}:"
         for t in step.tensors:
             values = "" if t.smallest is None else f", values {t.smallest:.6g} to {t.largest:.6g}"
             yield f"  {t.name}  {list(t.shape)} {t.dtype}, {t.bytes} bytes{values}"
@@ -150,7 +156,14 @@ def attempted(attempt: Attempt) -> Iterator[str]:
             yield f"  {name}: {number:.6g}"
         for score in step.scores:
             yield f"  score of the {score}"
-        yield "  sha256 of the state that stays here"
+        yield f"  sha256 of the state that stays here: {step.state or 'none, nothing stays'}"
+        yield f"  began anew, because that state was lost: {'yes' if step.anew else 'no'}"
+    if attempt.later:
+        yield (
+            "After a round the server also asks for scores of the model that it made of all"
+            f" answers, which nobody can compute before: {', '.join(attempt.later)}, on the rows"
+            f" {', '.join(attempt.later_splits)}"
+        )
 
 
 def _short(value: Any) -> str:

@@ -30,9 +30,15 @@ class Step(_Record):
     name: str
     tensors: tuple[SentTensor, ...]
     rows: int
+    state: str
+    """sha256 of what stays; empty where that is nothing."""
+    anew: bool
     metrics: dict[str, float]
     scores: tuple[str, ...]
     bytes: int
+    """Of all of it, as the audit log will have them."""
+    sha256: str
+    """The same."""
 
 
 class Attempt(_Record):
@@ -41,4 +47,8 @@ class Attempt(_Record):
     refusals: tuple[Objection, ...] = ()
     """By the site's policy; then nothing was computed."""
     hello: dict[str, Any] = {}
+    hello_bytes: int = 0
     steps: tuple[Step, ...] = ()
+    later: tuple[str, ...] = ()
+    """Moments that the server scores after a round, under a model that all sites made."""
+    later_splits: tuple[str, ...] = ()

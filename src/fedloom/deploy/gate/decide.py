@@ -16,6 +16,7 @@ from fedloom.audit import AuditLog
 from fedloom.deploy.consent.approvals import Approval, Approvals, data_version
 from fedloom.deploy.consent.proposal import (
     MOST_WAITING,
+    WAITS,
     App,
     Proposal,
     Proposals,
@@ -23,13 +24,15 @@ from fedloom.deploy.consent.proposal import (
     policy_digest,
     propose,
 )
+from fedloom.deploy.gate.bindings import Bindings
 from fedloom.deploy.gate.counters import Counters
-from fedloom.deploy.gate.form import Assessment, Form, Objection
+from fedloom.deploy.gate.form import ADMITTED, Assessment, Form, Objection
 from fedloom.deploy.gate.judged import MOST_JUDGED, Judged
 from fedloom.deploy.gate.orders import OrderHead, order_digest, read_order_head
 from fedloom.deploy.gate.replies import Forbidden, checked_answer, checked_error, checked_hello
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.deploy.site.state_binding import OtherSettings
 from fedloom.errors import FedloomError
 from fedloom.policy import Policy, Refusal, byte_refusals, experiment_refusals, refused_now
 
@@ -96,6 +99,8 @@ class Gate:
         self._assessments: dict[tuple[str, bool, str], Assessment] = {}
         self._recorded: set[tuple[int, str]] = set()
         """Runs, each with why it waits or is refused, that are in the audit log already."""
+        self._admitted: set[str] = set()
+        """Proposals whose settings the audit log has because the policy let them pass."""
 
     @property
     def site(self) -> SiteConfig:
@@ -118,13 +123,29 @@ class Gate:
             sentence = f"no run for this site: {str(e)[:300]}"
             raise self.refuse_message(run, "proposal", sentence, app=app.sha256) from None
         try:
-            permitted = self._permit(site, proposal, app, configuration)
+            permitted = self._permit(site, run, proposal, app, configuration)
         except Refused as e:
             if self._is_new(run, f"{proposal.digest} {e.rule}"):
-                self._record(e.event, run, proposal, rule=e.rule, sentence=str(e))
+                settings = proposal.settings
+                self._record(
+                    e.event, run, proposal, rule=e.rule, sentence=str(e), settings=settings
+                )
                 log.warning("run %d (%s): %s", run, proposal.digest[:12], e)
             raise
+        if permitted.approved is None:
+            self._record_admission(run, permitted)
         return permitted
+
+    def _record_admission(self, run: int, permitted: Permitted) -> None:
+        """A run that the policy lets pass, with its settings and what may leave, once: whom nobody
+        asks can look it up here."""
+        digest = permitted.proposal.digest
+        if digest not in self._admitted:
+            self._admitted |= {x["proposal"] for x in self.audit.lines() if x["event"] == ADMITTED}
+        if digest not in self._admitted:
+            self._admitted.add(digest)
+            settings, form = permitted.proposal.settings, permitted.form.model_dump(mode="json")
+            self._record(ADMITTED, run, permitted.proposal, settings=settings, form=form)
 
     def _is_new(self, run: int, why: str) -> bool:
         """Is this not recorded yet? A server asks again and again."""
@@ -135,17 +156,27 @@ class Gate:
         return is_new
 
     def _permit(
-        self, site: SiteConfig, proposal: Proposal, app: App, configuration: Mapping[str, Any]
+        self,
+        site: SiteConfig,
+        run: int,
+        proposal: Proposal,
+        app: App,
+        configuration: Mapping[str, Any],
     ) -> Permitted:
         policy, digest = site.policy, proposal.digest
+        settings = Settings.read(configuration)
         if pinned := code_refusals(policy, app, configuration):
             raise _refused_by(objections(pinned))
+        try:
+            Bindings(site.state).check(settings)
+        except OtherSettings as e:
+            raise Refused("refused", "state", str(e)) from None
         approval = Approvals(site.state).holding().get(digest)
         by_policy = _passes_by_policy(policy, proposal)
         stored, version = Proposals(site.state), data_version(site)
         if approval is None and not by_policy:
             self._check_room(site, digest)
-        stored.add(proposal, app, configuration)
+        stored.add(proposal, app, configuration, str(run))
         try:
             agreed = approval is not None or by_policy
             assessment = self._assessed(digest, approval, agreed, version)
@@ -160,8 +191,8 @@ class Gate:
             raise Refused(
                 "waiting",
                 "approval",
-                f"waits for approval at the site: fedloom deploy approve {self.file}",
-                "waits for approval at the site",
+                f"{WAITS}: fedloom deploy approve {self.file}",
+                WAITS,
             )
         if assessment.form is None or assessment.hello is None:
             raise Refused("refused", "form", "what may leave is not known", FAILED)
@@ -171,9 +202,8 @@ class Gate:
                 "form",
                 "what would leave is not what was approved, because the site's data changed;"
                 f" revoke {digest[:12]} and approve it anew",
-                "waits for approval at the site",
+                WAITS,
             )
-        settings = Settings.read(configuration)
         times = None if approval is None else approval.times
         return Permitted(
             proposal, settings, configuration, assessment, assessment.form, version, times
@@ -211,6 +241,10 @@ class Gate:
         let_in = LetIn(run, permitted, order, order_digest(records, permitted.data))
         if over := _rounds_over(let_in, counters):
             raise self._refused(run, proposal, "rounds", over)
+        try:
+            Bindings(site.state).bind(permitted.settings)
+        except OtherSettings as e:
+            raise self._refused(run, proposal, "state", str(e)) from None
         counters.add_order(proposal.experiment, order.counted_as)
         self._record("received", run, proposal, task=order.task, round=order.plan.t)
         return let_in
@@ -282,12 +316,12 @@ class Gate:
                 f"{MOST_JUDGED} proposals were judged since somebody here looked; `fedloom deploy"
                 f" approve {self.file}` shows what waits, and lets others be judged"
             )
-            raise Refused("refused", "waiting", sentence, "waits for approval at the site")
+            raise Refused("refused", "waiting", sentence, WAITS)
         holding = Approvals(site.state).holding()
         waiting = [d for d in Proposals(site.state).digests() if d not in holding]
         if len(waiting) >= MOST_WAITING:
             sentence = f"{len(waiting)} proposals wait for approval already; decide on those first"
-            raise Refused("refused", "waiting", sentence, "waits for approval at the site")
+            raise Refused("refused", "waiting", sentence, WAITS)
 
     def _assessed(
         self, digest: str, approval: Approval | None, with_app: bool, version: str

@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+ADMITTED = "admitted"
+"""Event of the audit log: the policy let a run pass that nobody was asked about."""
+
 OVERHEAD = 65_536
 """Bytes that a message may have beside its tensors: names, scores, Flower's own headers."""
 

@@ -39,6 +39,7 @@ from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.decide import FAILED, Gate, LetIn, Permitted, Refused
 from fedloom.deploy.gate.replies import flower_error
 from fedloom.deploy.processes.children import FLWR
+from fedloom.engines.content import content_bytes
 from fedloom.errors import BadInput, FedloomError
 from fedloom.plain_text import plain
 
@@ -241,8 +242,7 @@ class GatedNode:
         if not isinstance(whole, Message) or not whole.has_content():
             raise BadInput("the answer has no content")
         answer = Message(self.gate.let_out(let_in, whole.content), reply_to=asked)
-        sent = sum(len(each.deflate()) for each in get_all_nested_objects(answer).values())
-        self.gate.count_out(let_in, sent, answer.content)
+        self.gate.count_out(let_in, content_bytes(answer.content), answer.content)
         return answer
 
 

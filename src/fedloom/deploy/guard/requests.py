@@ -7,6 +7,7 @@ import binascii
 import logging
 import time
 from base64 import b64decode
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,10 @@ HERE = "(this machine)"
 """In place of a site's name; no site can have it."""
 LOCAL_BODY = 256 * 2**20
 """Bytes of a request from this machine: it may hold the app with users' code."""
+RECORD_SECONDS = 600.0
+"""One line of the audit log for each status in this time, with how many there were."""
+Record = Callable[[int, str, int], None]
+"""Status, an example with its sender, how many since the last one."""
 LOG_SECONDS = 60.0
 """One line for each kind of refusal in this time: a flood must not fill the disk."""
 
@@ -112,9 +117,17 @@ class Rules:
 class Guard:
     """Passes on what the rules allow, with its body read whole, bounded in size and time."""
 
-    def __init__(self, app: ASGIApp, rules: Rules, connections: Connections) -> None:
-        self.app, self.rules, self.connections = app, rules, connections
+    def __init__(
+        self,
+        app: ASGIApp,
+        rules: Rules,
+        connections: Connections,
+        record: Record = lambda status, example, count: None,
+    ) -> None:
+        self.app, self.rules, self.connections, self.record = app, rules, connections, record
         self._logged: dict[tuple[int, str], float] = {}
+        self._recorded: dict[int, float] = {}
+        self._unrecorded: Counter[int] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -170,6 +183,11 @@ class Guard:
                 self._logged.clear()
             self._logged[kind] = moment
             log.warning("refused %s %s: %s", client, plain(scope["path"], 80), refusal.why)
+        self._unrecorded[refusal.status] += 1
+        if moment - self._recorded.get(refusal.status, -RECORD_SECONDS) >= RECORD_SECONDS:
+            self._recorded[refusal.status] = moment
+            example = f"{client} {plain(scope['path'], 80)}: {refusal.why}"
+            self.record(refusal.status, example, self._unrecorded.pop(refusal.status))
         text = f"{refusal.why}\n".encode()
         # Closed, so that a body that is still on its way is not read.
         headers = [

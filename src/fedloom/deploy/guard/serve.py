@@ -22,12 +22,13 @@ from fedloom.deploy.guard.connections import (
     Listener,
 )
 from fedloom.deploy.guard.local_peer import LocalPeers
-from fedloom.deploy.guard.requests import Guard, Rules
+from fedloom.deploy.guard.requests import Guard, Record, Rules
 from fedloom.deploy.guard.uploads import Uploads
 from fedloom.deploy.processes.children import FLWR
 from fedloom.deploy.project.certificates import host_names
 from fedloom.deploy.project.folder import Project
 from fedloom.deploy.project.public_keys import PublicKeys
+from fedloom.deploy.server.audit import record_event
 from fedloom.errors import BadInput
 
 log = logging.getLogger("fedloom")
@@ -68,7 +69,8 @@ def serve(project: Project) -> None:
     without_guard = extensions.get_middleware
 
     def with_guard() -> tuple[Middleware, ...]:
-        return (Middleware(Guard, rules=rules, connections=connections), *without_guard())
+        guard = Middleware(Guard, rules=rules, connections=connections, record=_record(project))
+        return (guard, *without_guard())
 
     extensions.get_middleware = with_guard
     uvicorn.run = _listening(connections, certificate)
@@ -76,6 +78,19 @@ def serve(project: Project) -> None:
     asyncio.constants.SSL_HANDSHAKE_TIMEOUT = HEAD_SECONDS  # type: ignore[attr-defined]
     asyncio.sslproto.SSLProtocol.max_size = CONNECTION_BUFFER  # type: ignore[attr-defined]
     flower_superlink()
+
+
+def _record(project: Project) -> Record:
+    """Writes refused requests to the server's audit log; a full disk must not stop the others."""
+
+    def record(status: int, example: str, count: int) -> None:
+        try:
+            fields = {"status": status, "example": example, "count": count}
+            record_event(project.root, "requests refused", **fields)
+        except OSError as e:
+            log.error("the audit log cannot be written: %s", e)
+
+    return record
 
 
 def _local_peers(project: Project) -> LocalPeers | None:

@@ -7,8 +7,10 @@ simulation recorded of one client.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -16,15 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.audit import AuditError, verify
+from fedloom.deploy.consent.approvals import APPROVED, DECLINED, FORGOTTEN, REVOKED
+from fedloom.deploy.consent.proposal import Proposals
+from fedloom.deploy.gate.form import ADMITTED, Form, upload_bytes
 from fedloom.deploy.operations.missing_lines import check_nothing_is_missing
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.drawing.figures import plain_table
 from fedloom.drawing.html import Html, page_head, tag
 from fedloom.errors import BadInput, RunFolderError
-from fedloom.files import parse_json, read_regular, write_atomic
+from fedloom.files import jsonable, parse_json, read_regular, write_atomic
 from fedloom.plain_text import plain
 from fedloom.policy.quantities import size_text
 from fedloom.record import RoundRecord, Summary
+from fedloom.runs.config import RunConfig
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.ledger import Account
@@ -32,6 +38,8 @@ from fedloom.runs.stored import read_config
 from fedloom.version import __version__
 
 PAGE, RECORDS = "index.html", "records"
+DECISIONS = (APPROVED, REVOKED, DECLINED, FORGOTTEN, ADMITTED)
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
   color: #1b1b1b; background: #fff }
@@ -104,12 +112,17 @@ def dossier_of_site(file: Path, experiment: str | None = None) -> Dossier:
     received = [line for line in lines if line["event"] == "received"]
     dossier.add("What ran", _runs_table(received or sent))
     dossier.add("What left", *_sent_tables(sent))
+    _add_proposals(dossier, config, lines)
     refused = [line for line in lines if line["event"] in ("refused", "waiting")]
     dossier.add("What was refused", _refusals_table(refused))
-    decided = [line for line in lines if line["event"] in ("approved", "revoked")]
-    rows = [[x["at"], x["event"], x.get("by", ""), _short(x.get("digest", ""))] for x in decided]
-    columns = ["UTC", "decision", "by", "proposal"]
-    dossier.add("Decisions", plain_table("decisions", "By the site's operator", columns, rows))
+    decided = [line for line in lines if line["event"] in DECISIONS]
+    rows = [
+        [x["at"], x["event"], x.get("by", "the policy"), plain(x.get("method", "")), _short(_of(x))]
+        for x in decided
+    ]
+    columns = ["UTC", "decision", "by", "method", "proposal"]
+    caption = "By the site's operator or policy"
+    dossier.add("Decisions", plain_table("decisions", caption, columns, rows))
     policy = config.policy.model_dump()
     rows = [[key, json.dumps(value, default=list)] for key, value in policy.items()]
     dossier.add("The site's rules", plain_table("policy", "[policy]", ["rule", "value"], rows))
@@ -135,12 +148,7 @@ def dossier_of_run(path: Path, site: str) -> Dossier:
     absent = [[r.round, plain(r.absent[cid])] for r in rounds if cid in r.absent]
     table = plain_table("absent", "Rounds without this client", ["round", "why"], absent)
     dossier.add("What was refused", table)
-    if paths.summary.exists():
-        summary = read_record(paths.summary, Summary)
-        dossier.records["summary.json"] = read_regular(paths.summary)
-        rows = [["method", plain(summary.method)], ["rounds", str(summary.rounds)]]
-        rows += [["sha256 of the final state", summary.state_sha256]]
-        dossier.add("The model", plain_table("model", "As the run ended", ["", ""], rows))
+    _add_run_card(dossier, config, paths, rounds, cid)
     _add_limits(dossier, "the server, or by the machine that simulated all clients")
     return dossier
 
@@ -211,6 +219,102 @@ def _refusals_table(refused: Iterable[Mapping[str, Any]]) -> Html:
     ]
     columns = ["UTC", "event", "experiment", "rule", "why"]
     return plain_table("refused", "Runs and answers that did not pass", columns, rows)
+
+
+def _of(line: Mapping[str, Any]) -> str:
+    """The proposal that a line is about."""
+    return str(line.get("proposal") or line.get("digest") or "")
+
+
+def _add_proposals(
+    dossier: Dossier, config: SiteConfig, lines: Sequence[Mapping[str, Any]]
+) -> None:
+    """Settings and tensors of every proposal that ran or was decided on; and its own file."""
+    described = {_of(x): x for x in lines if x["event"] in (APPROVED, ADMITTED)}
+    proposals = Proposals(config.state)
+    of_interest = ("received", "sent", *DECISIONS)
+    for digest in dict.fromkeys(_of(x) for x in lines if x["event"] in of_interest):
+        settings = described.get(digest, {}).get("settings")
+        for suffix in (".json", ".fab"):
+            file = proposals.folder / f"{digest}{suffix}"
+            if _DIGEST.fullmatch(digest) and file.is_file() and not file.is_symlink():
+                dossier.records[f"proposal-{digest[:16]}{suffix}"] = read_regular(file)
+        if settings is None:  # a line of an earlier version
+            with suppress(BadInput):
+                settings = proposals.read(digest).proposal.settings
+        if isinstance(settings, dict):
+            rows = [[plain(key), plain(json.dumps(value))] for key, value in settings.items()]
+            caption = f"Settings of proposal {_short(digest)}"
+            table = plain_table(f"settings-{_short(digest)}", caption, ["key", "value"], rows)
+            dossier.add("What ran", tag("details", tag("summary", caption), table))
+        else:
+            told = f"The settings of proposal {_short(digest)} are not on record here."
+            dossier.add("What ran", tag("p", told))
+        if digest in described:
+            _add_form(dossier, digest, described[digest].get("form"))
+
+
+def _add_form(dossier: Dossier, digest: str, written: Any) -> None:
+    """Tensors that the gate lets out, and no others."""
+    try:
+        form = Form.model_validate(written)
+    except ValueError:
+        dossier.add("What left", tag("p", f"The form of {_short(digest)} cannot be read."))
+        return
+    rows = [
+        [
+            plain(step.partition(" ")[2]),
+            plain(f"{name}/{key}"),
+            "x".join(map(str, t.shape)),
+            t.dtype,
+            str(t.bytes),
+        ]
+        for step, uploads in form.uploads.items()
+        for name, tree in max(uploads, key=upload_bytes, default={}).items()
+        for key, t in tree.items()
+    ]
+    caption = f"Tensors of one answer under proposal {_short(digest)}, checked by the gate"
+    columns = ["step", "tensor", "shape", "type", "bytes"]
+    dossier.add("What left", plain_table(f"form-{_short(digest)}", caption, columns, rows))
+    beside = "; ".join(f"{model}: {', '.join(names)}" for model, names in form.scores.items())
+    told = f"Beside them: number of training rows, mean loss, scores ({plain(beside)}), digests."
+    dossier.add("What left", tag("p", told, class_="quiet"))
+
+
+def _add_run_card(
+    dossier: Dossier, config: RunConfig, paths: RunPaths, rounds: Sequence[RoundRecord], cid: int
+) -> None:
+    """What the shared model is, how it was made and how well it does, in general and here."""
+    claimed = next((r.rows[cid] for r in reversed(rounds) if cid in r.rows), None)
+    card: dict[str, Any] = {
+        "what it is": "the part of the clients' models that is shared; each client has the rest",
+        "method": config.method,
+        "network": config.model,
+        "task": config.task or "classification",
+        "rounds": len({r.round for r in rounds if r.kind == "train"}),
+        "rounds with this client": sum(1 for r in rounds if r.kind == "train" and cid in r.rows),
+        "training rows that this client stated": claimed,
+        "what it is not": "checked for another use than the clients' own rows",
+    }
+    if paths.summary.exists():
+        summary = read_record(paths.summary, Summary)
+        dossier.records["summary.json"] = read_regular(paths.summary)
+        card |= {
+            "method": summary.method,
+            "clients": summary.clients,
+            f"{summary.metric} over the clients ({summary.protocol})": round(summary.value, 4),
+            "sha256 of the final state": summary.state_sha256,
+        }
+    for score in reversed([s for r in rounds for s in r.scores if cid in s.clients]):
+        place = score.clients.index(cid)
+        card[f"scores of this client, {score.at}, on {score.rows[place]} rows"] = {
+            name: values[place] for name, values in score.metrics.items()
+        }
+        break
+    dossier.records["model-card.json"] = json.dumps(jsonable(card), indent=1).encode()
+    rows = [[key, plain(value)] for key, value in card.items()]
+    ended = "As the run ended" if paths.summary.exists() else "The run has not ended"
+    dossier.add("The model", plain_table("model", f"Model card. {ended}.", ["", ""], rows))
 
 
 def _add_cards(dossier: Dossier, config: SiteConfig, experiment: str | None) -> None:

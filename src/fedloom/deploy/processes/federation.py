@@ -8,9 +8,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from fedloom.audit import AuditLog
 from fedloom.deploy.processes.children import (
     Child,
     ChildFailed,
@@ -20,6 +22,7 @@ from fedloom.deploy.processes.children import (
 )
 from fedloom.deploy.processes.superexec import forking_scripts
 from fedloom.deploy.project.folder import PROJECT, Project, out_of, toml_value
+from fedloom.deploy.server.audit import AUDIT
 from fedloom.errors import BadInput
 
 if TYPE_CHECKING:
@@ -114,12 +117,25 @@ class Run:
         """The server's folder of the run."""
         return self.project.out(self.settings)
 
-    def status(self) -> str:
-        """Flower's own word, e.g. running, finished:failed or `COMPLETED`."""
+    @property
+    def number(self) -> str:
+        """Flower's, once it was accepted."""
         accepted = re.search(r"started run (\d+)", self.child.output())
         if not accepted:
             raise ChildFailed(f"the run was not accepted:\n{self.child.tail()}")
-        arguments = ("list", CONNECTION, "--run-id", accepted[1], "--format", "json")
+        return accepted[1]
+
+    def failure(self) -> str:
+        """The sentence with which the server ended it; empty: it gave none."""
+        with suppress(ValueError, LookupError):  # `audit verify` says what is wrong with the log
+            for line in AuditLog(self.project.root / AUDIT).lines():
+                if line["event"] == "run failed" and line.get("run") == self.number:
+                    return str(line["sentence"])
+        return ""
+
+    def status(self) -> str:
+        """Flower's own word, e.g. running, finished:failed or `COMPLETED`."""
+        arguments = ("list", CONNECTION, "--run-id", self.number, "--format", "json")
         done = _flwr(self.project, *arguments, timeout=UP)
         try:
             return str(json.loads(done.stdout)["runs"][0]["status"])
@@ -132,7 +148,7 @@ class Run:
         """Until it is over; raises unless it ended well."""
         self.child.wait(seconds)
         if (status := self.status()) != COMPLETED:
-            raise ChildFailed(f"the run is {status}:\n{self.child.tail()}")
+            raise ChildFailed(f"the run is {status}: {self.failure()}\n{self.child.tail()}")
 
 
 class DeployedFederation:

@@ -28,6 +28,8 @@ from fedloom.deploy.project.new import write_project
 from fedloom.deploy.project.schema import Schema
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.policy import Policy
+from fedloom.policy.table import commented_table, stated_table
 from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_records
@@ -139,9 +141,11 @@ def _assess(file: Path, digest: str, with_app: bool) -> Assessment:
         return assess(file, digest, with_app, Path(scratch))
 
 
-def digits_project(folder: Path, nodes: int, tls: bool, run: Mapping[str, Any]) -> Project:
+def digits_project(
+    folder: Path, nodes: int, tls: bool, run: Mapping[str, Any], policy: Policy | None = None
+) -> Project:
     """A project on free ports of the loopback whose sites hold unlike parts of the digits; `run`
-    has keys of the run's configuration."""
+    has keys of the run's configuration, and `policy` is the rules of every site."""
     sites = [f"site-{i + 1}" for i in range(nodes)]
     link, *ports = free_ports(nodes + 1)
     source = load("digits")
@@ -156,7 +160,10 @@ def digits_project(folder: Path, nodes: int, tls: bool, run: Mapping[str, Any]) 
     project = write_project(folder, sites, port=link, ports=ports, tls=tls, run=run, schema=schema)
     x, y = np.asarray(source.x), np.asarray(source.y)
     for name, rows in zip(sites, federate(source, UNLIKE, nodes).partition.clients, strict=True):
-        np.savez(project.site(name).parent / "data.npz", x=x[rows.all], y=y[rows.all])
+        file = project.site(name)
+        np.savez(file.parent / "data.npz", x=x[rows.all], y=y[rows.all])
+        if policy is not None:
+            file.write_text(file.read_text().replace(commented_table(), stated_table(policy)))
     return project
 
 

@@ -24,10 +24,13 @@ from fedloom.deploy.settings import AT_THE_SITES, NAME, Settings
 from fedloom.errors import BadInput
 from fedloom.extensions import source_of
 from fedloom.files import write_atomic
+from fedloom.policy import SiteFacts
 from fedloom.policy.table import commented_table
 from fedloom.runs.config import RunConfig
 
 PORT, NODE_PORT = 9092, 9094
+ENOUGH = 10**6
+"""Rows of a site for which no rule about few rows speaks."""
 LIMITS = ["most_body_mb", "most_reply_mb", "body_seconds", "connections", "connections_per_address"]
 """The guard's, of link.toml."""
 SECTIONS = {
@@ -40,7 +43,7 @@ SECTIONS = {
     "Data, the same at every site": "split partition_seed normalize image_size encoder augment",
     "Evaluation": "protocol metrics eval_every early_stop",
     "Flower's own simulation, `flwr run .`; sites have no use for it": "simulated_data"
-    " simulated_partition",
+    " simulated_partition simulated_policy",
 }
 """Keys of the run's configuration, in the order they are written; others follow."""
 ELSEWHERE = {*AT_THE_SITES, "engine", "workers", "ray_address", "device", "run"}
@@ -77,8 +80,8 @@ def write_project(
     sources = [source_of(spec) for spec in run.get("imports", ())]
     names = ",".join(module for module, _ in sources)
     files = [file for _, file in sources if file is not None]
-    model = model_for_sites(str(run.get("model", "auto")), run.get("encoder") or None, schema)
-    config = _config(sites, {**run, "imports": names, "model": model})
+    config = _config(sites, {**run, "imports": names})
+    config["model"] = model_for_sites(_read_again(config).run, schema)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty; pick another folder, nothing was written")
     root = folder.absolute()
@@ -118,25 +121,46 @@ def schema_for(settings: Settings, data: Path, label: str | None) -> Schema:
     return Schema.of_data(data, label, names, image_size=run.image_size, targets=targets)
 
 
-def model_for_sites(model: str, encoder: str | None, schema: Schema | None) -> str:
-    """The model that a project states: where `auto` would choose units that see a whole row each,
-    which sites refuse, the same network with BatchNorm. Behind an encoder, what it makes of a row
+WITH_BATCH_NORM = {
+    "mlp": "mlp(norm=batch)",
+    "fusion": "fusion(norm=batch)",
+    "cnn4": "small_cnn(norm=batch)",
+    "har_cnn": "mlp(norm=batch)",
+}
+"""Network that `auto` may stand for -> one for the same data, whose units no single row fires."""
+
+
+def model_for_sites(run: RunConfig, schema: Schema | None) -> str:
+    """The model that a project states: where `auto` would choose a network that sites refuse, as
+    the policy's own rule says, one that they do not. Behind an encoder, what it makes of a row
     decides."""
-    if model != "auto" or schema is None:
-        return model
+    if run.model != "auto" or schema is None:
+        return run.model
+    from fedloom.policy.networks import gives_rows_away
     from fedloom.runs.encoder import form_of_inputs
     from fedloom.runs.experiment import default_model
 
     classes = len(schema.class_names)
-    chosen = default_model(*form_of_inputs(schema.kind, schema.shape, classes, encoder))
-    return f"{chosen}(norm=batch)" if chosen in ("mlp", "fusion") else model
+    kind, shape = form_of_inputs(schema.kind, schema.shape, classes, run.encoder)
+    instead = WITH_BATCH_NORM.get(default_model(kind, shape), run.model)
+    form = SiteFacts(
+        rows=ENOUGH,
+        smallest_class=ENOUGH,
+        kind=kind,
+        classes=classes,
+        shape=shape,
+        vocabulary=schema.vocabulary,
+        targets=schema.targets,
+        fields=() if run.encoder else schema.fields,
+    )
+    return instead if gives_rows_away(run, form) else run.model
 
 
 def state_model(project: Project, schema: Schema) -> str:
     """Write into a project the model that its schema asks for; returns it, empty where the project
     stays as it is."""
     model = str(project.config.get("model", ""))
-    wanted = model_for_sites(model, project.settings().run.encoder, schema)
+    wanted = model_for_sites(project.settings().run, schema)
     file = project.root / "pyproject.toml"
     text = file.read_text(encoding="utf-8")
     before, after = (f"\nmodel = {toml_value(name)}\n" for name in (model, wanted))
@@ -169,6 +193,11 @@ def _config(sites: Sequence[str], run: Mapping[str, Any]) -> dict[str, Any]:
     values = {**settings.run.model_dump(), **settings.model_dump(exclude={"run"})}
     values["clients"] = run.get("clients")  # where it is not stated, it follows from the sites
     return {key: values[key] for keys in _sections().values() for key in keys}
+
+
+def _read_again(config: Mapping[str, Any]) -> Settings:
+    """The settings of a configuration, in which an empty text leaves a key unset."""
+    return Settings.read({key: "" if value is None else value for key, value in config.items()})
 
 
 def _sections() -> dict[str, list[str]]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from flwr.serverapp import Grid
 
 from fedloom.core.round import Round, send
 from fedloom.deploy.project.public_keys import PublicKeys
 from fedloom.deploy.project.schema import Schema
-from fedloom.deploy.server.audit import record_event
+from fedloom.deploy.server.run_record import RunRecord
 from fedloom.deploy.server.site_registry import SiteRegistry
 from fedloom.deploy.settings import Settings
 from fedloom.engines import Job
-from fedloom.engines.flower import Flower, Line, Roster
+from fedloom.engines.flower import Flower, Line, Roster, Traffic
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.errors import BadInput
 from fedloom.launch.start import go_on, start
@@ -46,26 +45,36 @@ def serve(
         raise BadInput("a deployment needs out = a folder on the server for checkpoints")
     folder = Path(settings.run.out)
     registry = SiteRegistry(folder / "sites.json", settings, schema)
-    line = Line(grid, settings.deadline, poll)
-    roster = Roster(line, registry.admit, None if keys is None else keys.name_of)
+    line, traffic = Line(grid, settings.deadline, poll), Traffic()
+    record = None if project is None else RunRecord(project, grid.run, registry, settings, traffic)
+    if record is not None:
+        record.submitted()
+    roster = Roster(
+        line,
+        registry.admit,
+        None if keys is None else keys.name_of,
+        *([] if record is None else [record.turned_away]),
+    )
     bounds = Bounds(settings.most_rows, settings.most_rows_ratio, settings.most_norm)
     least, patience, kept = settings.run.min_clients, settings.patience, settings.keep_rounds
-    engine = Flower(roster, least, patience, bounds, checkpoints_kept=kept)
+    counted = None if record is None else traffic
+    engine = Flower(roster, least, patience, bounds, checkpoints_kept=kept, traffic=counted)
     engine.present(registry.places)
     run = settings.run.changed(out=str(folder / "run"))
     experiment = Experiment.build(run, data=registry.remote_data())
     registry.write()
-    watchers: list[Watcher] = [Log(registry)]
-    if project is not None:
-        watchers.append(Audit(project, registry, settings))
+    watchers: list[Watcher] = [Log(registry), *([] if record is None else [record])]
     if RunPaths(folder / "run").config.exists():
         if other := difference(experiment.config):
             raise BadInput(f"{folder} holds {other}; give it another experiment and out")
         result = go_on(experiment, engine, watchers)
     else:
         result = start(experiment, engine, watchers)
-    for cid, why in _save_models(result, engine).items():
+    failed = _save_models(result, engine)
+    for cid, why in failed.items():
         log.warning("%s could not save its model: %s", registry.name(cid), why)
+    if record is not None:
+        record.models_saved(failed)
     return result
 
 
@@ -117,36 +126,3 @@ class Log(Watcher):
         log.info(
             "done: %s %.4f, state %s", summary.metric, summary.value, summary.state_sha256[:12]
         )
-
-
-class Audit(Watcher):
-    """Writes to the server's audit log what ran, who took part, and who was refused."""
-
-    def __init__(self, project: Path, registry: SiteRegistry, settings: Settings) -> None:
-        self.project, self.registry = project, registry
-        self.experiment = settings.experiment
-
-    def begun(self, run: RunView) -> None:
-        """The run's settings."""
-        config = run.experiment.config.model_dump(mode="json", exclude_defaults=True)
-        schema = self.registry.schema.digest
-        self._append("run began", settings=config, schema=schema, steps_done=run.done)
-
-    def step(self, run: RunView, record: RoundRecord) -> None:
-        """A round."""
-        self._append(
-            "round",
-            round=record.round,
-            kind=record.kind,
-            rows={self.registry.name(cid): rows for cid, rows in record.rows.items()},
-            absent={self.registry.name(cid): why for cid, why in record.absent.items()},
-            bytes_up=record.bytes_up,
-            bytes_down=record.bytes_down,
-        )
-
-    def ended(self, run: RunView, summary: Summary) -> None:
-        """The digest of all states."""
-        self._append("run ended", state_sha256=summary.state_sha256, rounds=summary.rounds)
-
-    def _append(self, event: str, **fields: Any) -> None:
-        record_event(self.project, event, experiment=self.experiment, **fields)

@@ -4,7 +4,7 @@
 server's side, `expected_upload` what a reply must look like, `in_process` a grid without a network.
 """
 
-from fedloom.engines.flower.engine import Flower, Line, Roster
+from fedloom.engines.flower.engine import Flower, Line, Roster, Traffic
 from fedloom.engines.flower.in_process import InProcess
 
-__all__ = ["Flower", "InProcess", "Line", "Roster"]
+__all__ = ["Flower", "InProcess", "Line", "Roster", "Traffic"]

@@ -7,7 +7,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedloom.core.digest import digest
 from fedloom.core.tree import State
 from fedloom.core.wire import pack, unpack
-from fedloom.engines.flower.site_store import LostState
+from fedloom.engines.lost_state import LostState
 
 _STATES = "fedloom"
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +27,7 @@ from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job, JobOf
+from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Task
@@ -41,6 +45,10 @@ Admit = Callable[[dict[str, Any]], int]
 SiteOf = Callable[[bytes], str | None]
 """From a node's public key to the site that it belongs to; None: it is not let in."""
 
+TurnedAway = Callable[[str, str, bool], None]
+"""Is told of a node that does not take part: its site if its key says so, why, and whether it was
+heard and refused, by the server or by its own gate."""
+
 LEEWAY = 10.0
 """Seconds by which a message is valid beyond the wait for its answer, so that a late answer is
 reported here, as late, and not by Flower as an expired message."""
@@ -48,6 +56,8 @@ INTRODUCTION_SECONDS = 120.0
 """How long a node may take to introduce itself: the others wait meanwhile."""
 NOT_ACCEPTED = Absent("Flower did not take the message: the node is gone, or it is too large")
 DROPPED = Absent("its reply was too large or too late, and was dropped; see the SuperLink's log")
+FLOWER_SAYS = "Flower says: "
+"""Before an error in place of an answer; of a site's gate, why it lets nothing out."""
 RESTARTED = "its node was started anew in the meantime"
 RESTART_CHECK_SECONDS = 5.0
 """Between two looks for nodes that were restarted."""
@@ -120,9 +130,16 @@ class Line:
 class Roster:
     """Which node serves which client: nodes come and go, clients are sites."""
 
-    def __init__(self, line: Line, admit: Admit, site_of: SiteOf | None = None) -> None:
+    def __init__(
+        self,
+        line: Line,
+        admit: Admit,
+        site_of: SiteOf | None = None,
+        turned_away: TurnedAway = lambda site, why, refused: None,
+    ) -> None:
         """`site_of` binds a site's name to its key; None: nodes have no keys, and are believed."""
         self.line, self.admit, self.site_of = line, admit, site_of
+        self.turned_away = turned_away
         self._keys: dict[int, bytes] = {}
         """Node -> its public key, which never changes."""
         self._sites: dict[int, str] = {}
@@ -131,8 +148,8 @@ class Roster:
         """Node -> its client, in the order in which they introduced themselves."""
         self._refused: dict[int, str] = {}
         """Node -> when it was started; after a restart it is asked again."""
-        self._silent: dict[int, str] = {}
-        """Node -> why it did not introduce itself, as the log has it."""
+        self._reasons: dict[int, str] = {}
+        """Node -> why it does not take part, as the log has it."""
 
     def nodes(self) -> dict[int, int]:
         """Client -> node, of all that are connected; a new node is asked to introduce itself."""
@@ -152,6 +169,11 @@ class Roster:
         # that introduced itself last counts.
         newest = {c: n for n, c in self._clients.items() if n in connected}
         return dict(sorted(newest.items()))
+
+    def reasons(self) -> list[str]:
+        """Of every node that is connected and does not take part: who it is, and why."""
+        connected = set(self.line.grid.get_node_ids())
+        return [f"{self._named(n)}: {why}" for n, why in self._reasons.items() if n in connected]
 
     def objection_to(self, node: int) -> str:
         """Why what a node says does not count any more; empty if it does."""
@@ -184,9 +206,10 @@ class Roster:
     def _introduce(self, node: int, reply: RecordDict | Absent, started: str) -> None:
         hello = _read_or_absent(reply, lambda records: dict(records.config_records["hello"]))
         if isinstance(hello, Absent) and reply is hello:
-            if self._silent.get(node) != hello.why:  # it is asked again, and again
-                self._silent[node] = hello.why
-                log.warning("%s does not take part yet: %s", self._named(node), plain(hello.why))
+            why = plain(hello.why)
+            if self._reasons.get(node) != why:  # it is asked again, and again
+                self._turn_away(node, why, refused=why.startswith(FLOWER_SAYS))
+                log.warning("%s does not take part yet: %s", self._named(node), why)
             return
         try:
             if isinstance(hello, Absent):
@@ -195,11 +218,32 @@ class Roster:
             client = self.admit(hello)
         except FedloomError as e:
             self._refused[node] = started
+            self._turn_away(node, plain(e), refused=True)
             log.warning("%s is refused: %s", self._named(node), plain(e))
             return
+        self._reasons.pop(node, None)
         if client in self._clients.values():
             log.warning("client %d is served by another node from now on", client)
         self._clients[node] = client
+
+    def _turn_away(self, node: int, why: str, refused: bool) -> None:
+        self._reasons[node] = why
+        site = None if self.site_of is None else self.site_of(self._keys.get(node, b""))
+        self.turned_away(site or "", why, refused)
+
+
+@dataclass
+class Traffic:
+    """Bytes of orders and replies that were read, by client, since somebody asked."""
+
+    down: Counter[int] = field(default_factory=Counter)
+    up: Counter[int] = field(default_factory=Counter)
+
+    def taken(self) -> tuple[Counter[int], Counter[int]]:
+        """Those that went down and up; then it counts from nothing."""
+        taken = self.down, self.up
+        self.down, self.up = Counter(), Counter()
+        return taken
 
 
 class Flower(Engine):
@@ -214,11 +258,12 @@ class Flower(Engine):
         patience: float = 600.0,
         bounds: Bounds | None = None,
         checkpoints_kept: int = Engine.checkpoints_kept,
+        traffic: Traffic | None = None,
     ) -> None:
         """`least` nodes are waited for, `patience` seconds at most; None: no `bounds` but those of
-        the form of a reply."""
+        the form of a reply. What travels is counted in `traffic`, if there is one."""
         self.roster, self.least, self.patience = roster, least, patience
-        self.bounds, self.checkpoints_kept = bounds, checkpoints_kept
+        self.bounds, self.checkpoints_kept, self.traffic = bounds, checkpoints_kept, traffic
         self.elsewhere = Stopwatch()
         self._nodes: dict[int, int] = {}
 
@@ -231,17 +276,24 @@ class Flower(Engine):
         while len(nodes := self.roster.nodes()) < self.least:
             if len(nodes) != last_logged:
                 last_logged = len(nodes)
-                log.info("%d sites are connected; waiting for %d", len(nodes), self.least)
+                log.info("%d sites take part; waiting for %d", len(nodes), self.least)
             if time.monotonic() > end:
-                raise TooFewClients(
-                    f"{len(nodes)} sites are connected, fewer than the {self.least} that a round"
-                    f" needs, after {self.patience:g} s; start the others, then start again"
-                )
+                raise TooFewClients(self._too_few(len(nodes)))
             time.sleep(self.roster.line.poll)
         if gone := sorted(self._nodes.keys() - nodes.keys()):
             log.warning("no longer connected: clients %s", gone)
         self._nodes = nodes
         return [cid for cid in nodes if cid < clients]
+
+    def _too_few(self, taking_part: int) -> str:
+        """Why nothing begins, with the reasons of those that are there and do not take part."""
+        told = (
+            f"{taking_part} sites take part, fewer than the {self.least} that a round needs, after"
+            f" {self.patience:g} s"
+        )
+        if reasons := self.roster.reasons():
+            return f"{told}; {'; '.join(reasons)}; see to that, then start again"
+        return f"{told}; start the others, then start again"
 
     def clients(
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
@@ -312,9 +364,17 @@ class Flower(Engine):
                 order = Order(job.cid, task, job.down, _name(job.own), ask)
                 jobs_of[node], contents[node] = job, codec.write_order(order, arrays)
                 sizes[node] = self._expected.most_bytes(job) if task == "client" else SMALL
+                if self.traffic is not None:
+                    self.traffic.down[job.cid] += content_bytes(contents[node])
         for node, reply in self.roster.line.exchange(MessageType.TRAIN, contents, sizes=sizes):
+            self._count_up(jobs_of[node].cid, reply)
             why = self.roster.objection_to(node)
             yield jobs_of[node], _refused(why) if why else reply
+
+    def _count_up(self, cid: int, reply: RecordDict | Absent) -> None:
+        if self.traffic is not None and not isinstance(reply, Absent):
+            with suppress(Exception):  # a dishonest reply can make anything fail that reads it
+                self.traffic.up[cid] += content_bytes(reply)
 
     def _read_upload(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
@@ -374,7 +434,7 @@ def _content(reply: Message, most: int) -> RecordDict | Absent:
     if reply.has_error():
         if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
             return DROPPED
-        return Absent(f"Flower says: {plain(reply.error.reason)}")
+        return Absent(f"{FLOWER_SAYS}{plain(reply.error.reason)}")
     try:
         size = held_bytes(reply.content)
     except Exception as e:  # as above

@@ -20,7 +20,8 @@ from fedloom.core.tree import State
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.context_store import ContextStore
-from fedloom.engines.flower.site_store import LostState, SiteStore
+from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.lost_state import LostState
 from fedloom.errors import HookError, LeakError, TrainingError
 
 REPORTED = (TrainingError, LeakError, LostState)

@@ -16,15 +16,11 @@ from pathlib import Path
 from fedloom.core.digest import digest
 from fedloom.core.tree import State
 from fedloom.core.wire import pack, unpack
-from fedloom.errors import FedloomError
+from fedloom.engines.lost_state import LostState
 from fedloom.files import sync_folder
 
 _STATE = re.compile(r"(\d+)-([0-9a-f]{64})\.state")
 _DAY = 86400.0
-
-
-class LostState(FedloomError):
-    """The server counts on a state that this site does not have."""
 
 
 class SiteStore:
