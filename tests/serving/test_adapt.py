@@ -123,7 +123,7 @@ def test_images_of_another_size_type_or_language_are_refused() -> None:
     )
     with pytest.raises(BadInput, match="token ids up to 8, and the run knows 7"):
         read.adapt(Source.from_arrays(ids + 2, y, kind="text"))
-    with pytest.raises(BadInput, match="the words behind the token ids of this run are not kept"):
+    with pytest.raises(BadInput, match="the words behind the token ids of this run are not known"):
         read.adapt(pd.DataFrame({"text": ["a b", "c d"] * 4, "label": y}))
 
 

@@ -29,6 +29,7 @@ from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, plain_state
 from fedloom.data import FederatedData
 from fedloom.data.local import input_columns
+from fedloom.data.source import Kind
 from fedloom.errors import BadInput, UnknownName
 from fedloom.record import Group, RoundRecord
 from fedloom.runs.choice import curve_at, result_at
@@ -120,11 +121,11 @@ def model_of(run: Result, name: int | str) -> PersonalModel:
         model=judged.model,
         moment=judged.moment,
         number=judged.round,
-        columns=columns_of(experiment.config, data.shape) if data.kind == "table" else (),
+        columns=columns_of(experiment.config, data.kind, data.shape),
         metrics=metrics,
         rows=rows,
     )
-    model = PersonalModel.of(experiment.program, state, card)
+    model = PersonalModel.of(experiment.program, state, card, data.source.words)
     return measured_again(model, data, cid) if model.draws else model
 
 
@@ -141,10 +142,9 @@ def measured_again(model: PersonalModel, data: FederatedData, holder: int) -> Pe
     for split in card.metrics:
         rows, labels = getattr(data.partition.clients[holder], split), client.split(split)
         if labels is not None and len(labels) == card.rows_scored[split]:
-            predictions = model.predict(np.asarray(data.source.x)[rows])
+            predictions = model.predict(np.asarray(data.source.x)[rows], encoded=True)
             measured[split] = finite(model.program.task.scores(predictions, labels.y))
-    update = {"metrics_of_fixed_draws": measured}
-    return PersonalModel(model.program, model.state, card.model_copy(update=update))
+    return model.described(metrics_of_fixed_draws=measured)
 
 
 @dataclass(frozen=True)
@@ -265,6 +265,7 @@ def card_of(
     site, which has no other clients' data, the first."""
     config, program, source = experiment.config, experiment.program, data.source
     net, shared, scaling = program.net(cid), program.shared(cid), data.scaling(holder)
+    images = source.images  # behind an encoder: these are what a user has
     return Card(
         client=cid,
         name=name,
@@ -282,15 +283,16 @@ def card_of(
         partition=config.partition,
         partition_sha256=data.partition.fingerprint,
         training_rows=data.size(holder),
-        kind=source.kind,
-        shape=list(source.shape),
+        kind="image" if images else source.kind,
+        shape=list(images or source.shape),
         fields=list(source.fields),
-        dtype=raw_dtype(source),
+        dtype="uint8" if images else raw_dtype(source),
         vocabulary=source.vocabulary,
         mean=list(scaling.mean),
         std=list(scaling.std),
         columns=list(columns),
         encoder=config.encoder,
+        encoded=list(source.shape) if images else [],
         task=str(program.task),
         predicts=program.task.targets,
         outputs=data.classes,
@@ -306,8 +308,11 @@ def card_of(
     )
 
 
-def columns_of(config: RunConfig, shape: Sequence[int]) -> Sequence[str]:
-    """The names of a table's inputs, where the run's data is a file that is still there."""
+def columns_of(config: RunConfig, kind: Kind, shape: Sequence[int]) -> Sequence[str]:
+    """The names of a table's inputs, or the one of its texts, where the run's data is a file that
+    is still there."""
+    if kind not in ("table", "text"):
+        return ()
     if config.inputs is not None:
         names: Sequence[str] = [name.strip() for name in config.inputs.split(",")]
     else:
@@ -316,4 +321,4 @@ def columns_of(config: RunConfig, shape: Sequence[int]) -> Sequence[str]:
             return ()
         other = {config.client, config.domain}
         names = [name for name in input_columns(path, config.label) if name not in other]
-    return names if [len(names)] == list(shape) else ()
+    return names if len(names) == (1 if kind == "text" else shape[0]) else ()

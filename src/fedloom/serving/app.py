@@ -145,7 +145,8 @@ _BODIES: Mapping[str, Any] = {
             "properties": {
                 "rows": {
                     "oneOf": [{"type": "array", "items": {}}, {"type": "object"}],
-                    "description": "raw rows, nested lists; of several inputs a list for each",
+                    "description": "raw rows, nested lists; of several inputs a list for each;"
+                    " texts for a model of text",
                 }
             },
         }

@@ -24,6 +24,8 @@ from fedloom.files import jsonable, parse_json, read_regular, write_atomic, writ
 from fedloom.serving.preprocessing import Dtype, Preprocessing
 
 CARD, IN_WORDS = "card.json", "CARD.md"
+WORDS = "vocabulary.txt"
+"""The file with the words of a model of text: a line each, the first has the id 2."""
 FORMAT: Literal[2] = 2
 """Of cards. 1: of a deployed site's model alone."""
 _FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -31,6 +33,8 @@ _SHOWN = 40
 """Names that the card in words lists at most."""
 _UNNAMED_OUTPUTS = 10_000
 """Outputs that need no names at most."""
+_MAY_BE_ABSENT = ("fields", "encoded")
+"""Fields that a card is written without where they say nothing."""
 
 
 NotNegative = Annotated[int, Field(ge=0)]
@@ -111,7 +115,10 @@ class Card(BaseModel):
     columns: list[str]
     """Of a table, in the order of a row, where they are known."""
     encoder: str | None
-    """The frozen network whose outputs are the rows, if any."""
+    """The frozen network that rows go through before the client's, if any."""
+    encoded: Annotated[list[Side], Field(max_length=3)] = []
+    """Shape of what the encoder makes of a row; then `mean` and `std` are of that. Empty in cards
+    of before, whose rows are the encoder's outputs themselves."""
     task: str
     """What was learned."""
     predicts: Targets
@@ -158,7 +165,7 @@ class Card(BaseModel):
         """What raw rows look like and how they are normalised."""
         scaling = Scaling(tuple(self.mean), tuple(self.std))
         shape, fields = tuple(self.shape), tuple(self.fields)
-        return Preprocessing(self.kind, shape, self.dtype, scaling, fields)
+        return Preprocessing(self.kind, shape, self.dtype, scaling, fields, tuple(self.encoded))
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -170,7 +177,8 @@ class Card(BaseModel):
         digests = {name: sha256(content).hexdigest() for name, content in files.items()}
         described = self.model_copy(update={"files": digests})
         write_atomic(folder / IN_WORDS, described.in_words())
-        plain = jsonable(described.model_dump(exclude=None if self.fields else {"fields"}))
+        absent = {name for name in _MAY_BE_ABSENT if not getattr(self, name)}
+        plain = jsonable(described.model_dump(exclude=absent))
         write_json(folder / CARD, {**plain, "sha256": _digest(plain)})  # now this is the model
 
     @classmethod
@@ -252,15 +260,29 @@ class Card(BaseModel):
             return self._several_inputs()
         axes = " x ".join(["n", *map(str, self.shape)])
         lines = [f"Raw rows, {self.kind}, `{axes}`, {of}."]
-        if self.dtype != "int64":
-            unit = "row / 255" if self.dtype == "uint8" else "row"
+        if self.encoded:
             lines.append(
-                f"The model itself normalises them: ({unit} - mean) / deviation, with mean"
+                f"Inside the model they first go through the frozen encoder `{self.encoder}`, which"
+                f" makes `{' x '.join(['n', *map(str, self.encoded)])}` numbers of them."
+            )
+        if self.dtype != "int64":
+            unit = "row / 255" if self.dtype == "uint8" and not self.encoded else "row"
+            lines.append(
+                f"The model itself normalises {'these' if self.encoded else 'them'}:"
+                f" ({unit} - mean) / deviation, with mean"
                 f" {_listed(self.mean)} and deviation {_listed(self.std)}."
+            )
+        if self.dtype == "int64" and WORDS in self.files:
+            lines.append(
+                f"The ids are of the words in `{WORDS}`, a line each: the first has the id 2, 1 is"
+                " any other word, 0 fills up short texts, longer ones are cut. Words are in lower"
+                " case, without white space, quotes, colons and semicolons; each of `.,()!?'` is a"
+                " word. Loaded by fedloom, the model takes texts. The words are those of all"
+                " clients' texts, test rows included: whoever gets the model gets them too."
             )
         if self.columns:
             lines.append(f"Columns, in this order: {_listed(self.columns)}.")
-        if self.encoder is not None:
+        if self.encoder is not None and not self.encoded:
             lines.append(f"Rows are what the frozen encoder `{self.encoder}` makes of images.")
         return "\n\n".join(lines)
 

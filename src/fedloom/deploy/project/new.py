@@ -127,8 +127,7 @@ def model_for_sites(model: str, encoder: str | None, schema: Schema | None) -> s
     from fedloom.runs.encoder import form_of_inputs
     from fedloom.runs.experiment import default_model
 
-    classes = len(schema.class_names)
-    chosen = default_model(*form_of_inputs(schema.kind, schema.shape, classes, encoder))
+    chosen = default_model(*form_of_inputs(schema.kind, schema.shape, encoder))
     return f"{chosen}(norm=batch)" if chosen in ("mlp", "fusion") else model
 
 
