@@ -360,6 +360,25 @@ def test_timm_encoder_logic() -> None:
 
 @pytest.mark.usefixtures("fake_timm")
 @pytest.mark.parametrize(
+    ("spec", "asks"),
+    [
+        ("timm_encoder(name='local-dir:./saved')", True),
+        ("timm_encoder(name='hf-hub:owner/saved')", True),
+        ("timm_encoder(name='local-dir:./saved', pretrained=false)", False),
+        ("timm_encoder(name=tiny)", False),
+    ],
+)
+def test_a_place_of_weights_is_asked_for_them(spec: str, asks: bool) -> None:
+    """Whoever names a folder does not get random weights without a word."""
+    if asks:
+        with pytest.raises(BadInput, match="could not get the pretrained weights"):
+            build_model(spec, CIFAR, 10, seed=0)
+    else:
+        assert build_model(spec, CIFAR, 10, seed=0).shape_of("body") == (6,)
+
+
+@pytest.mark.usefixtures("fake_timm")
+@pytest.mark.parametrize(
     ("spec", "shape", "says"),
     [
         ("timm_encoder(name=tinny)", CIFAR, "unknown timm encoder 'tinny'; did you mean 'tiny'"),
