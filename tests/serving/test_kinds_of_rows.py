@@ -88,6 +88,18 @@ def test_a_model_of_every_task_scores_what_the_run_recorded(task: str, tmp_path:
     assert torch.equal(PersonalModel.load(tmp_path / "saved").predict(x[rows]), prediction)
 
 
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("regression", "each number, in the unit of the data: target 0, target 1."),
+        ("multilabel", "each label, with the probability that a row has it: label 0,"),
+        ("binary", "each class, with its probability: 0, 1."),
+    ],
+)
+def test_a_card_says_what_the_columns_of_a_task_are(task: str, words: str) -> None:
+    assert f"One column for {words}" in ended(task).client(1).card.in_words()
+
+
 @pytest.mark.parametrize("format", ["torch", "exported-program", SLOW])
 @pytest.mark.parametrize("task", TARGETS)
 def test_a_model_of_every_task_is_exported(task: str, format: str, tmp_path: Path) -> None:

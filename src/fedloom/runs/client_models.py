@@ -29,13 +29,13 @@ from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, plain_state
 from fedloom.data import FederatedData
 from fedloom.data.local import input_columns
-from fedloom.data.source import Kind
-from fedloom.errors import BadInput, UnknownName
-from fedloom.record import Group, RoundRecord
+from fedloom.errors import BadInput, CheckpointError, UnknownName
+from fedloom.record import Chosen, Group, RoundRecord
+from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.choice import curve_at, result_at
-from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.folder import current_versions
+from fedloom.runs.folder import RunPaths, current_versions
+from fedloom.runs.store import ClientStates
 from fedloom.serving.card import Card
 from fedloom.serving.model import PersonalModel, slices_of
 from fedloom.serving.preprocessing import raw_dtype
@@ -121,12 +121,38 @@ def model_of(run: Result, name: int | str) -> PersonalModel:
         model=judged.model,
         moment=judged.moment,
         number=judged.round,
-        columns=columns_of(experiment.config, data.kind, data.shape),
+        columns=columns_of(experiment),
         metrics=metrics,
         rows=rows,
     )
+    card = card.model_copy(
+        update={"chosen_rounds": _other_rounds(run.summary.result, judged.round)}
+    )
     model = PersonalModel.of(experiment.program, state, card, data.source.words)
+    model.warn()
     return measured_again(model, data, cid) if model.draws else model
+
+
+def states_at_chosen_round(run: Result) -> tuple[RoundRecord, States] | None:
+    """The training round that a run's result is of, where that is one before the last, and what
+    server and clients held after it, where a checkpoint has it."""
+    chosen, folder = run.summary.result, run.experiment.config.out
+    rounds = [record for record in run.records if record.kind == "train"]
+    judged = [record for record in rounds if record.round in chosen.rounds]
+    if chosen.select == "last" or len(judged) != 1 or judged == rounds[-1:] or folder is None:
+        return None
+    clients = ClientStates(int(run.experiment.config.memory * 2**20))
+    try:
+        snapshot = Checkpoints(RunPaths(folder).checkpoints).load(judged[0].step + 1, clients)
+    except CheckpointError:
+        return None
+    return judged[0], States(snapshot.server, clients)
+
+
+def _other_rounds(result: Chosen, number: int) -> list[int]:
+    """The rounds that a run's result is of, where they are not this one."""
+    rounds = sorted(set(result.rounds))
+    return [] if result.select == "last" or rounds == [number] else rounds
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -178,13 +204,15 @@ class _Judged:
         records = [r for r in run.records if newcomer or moment == "final" or r.kind != "adapt"]
         if moment == "trained":
             records = [r for r in records if r.kind == "train"]
-        last = last_record(records)
+        last, states = last_record(records), States(run.server, run.clients)
+        if not newcomer and moment in ("received", "adapted") and run.at_chosen_round is not None:
+            last, states = run.at_chosen_round
         group: Group = "newcomers" if newcomer else at.group if model == "personal" else "clients"
         plan = plan_of(program, last)
         if moment == "trained":
             state = _trained(run, cid, plan, last)
         else:
-            state = _at(experiment, States(run.server, run.clients), cid, plan, moment, model)
+            state = _at(experiment, states, cid, plan, moment, model)
         return cls(state, model, moment, last.round, group, last)
 
 
@@ -308,15 +336,16 @@ def card_of(
     )
 
 
-def columns_of(config: RunConfig, kind: Kind, shape: Sequence[int]) -> Sequence[str]:
+def columns_of(experiment: Experiment) -> Sequence[str]:
     """The names of a table's inputs, or the one of its texts, where the run's data is a file that
     is still there."""
+    config, kind, shape = experiment.config, experiment.data.kind, experiment.data.shape
     if kind not in ("table", "text"):
         return ()
     if config.inputs is not None:
         names: Sequence[str] = [name.strip() for name in config.inputs.split(",")]
     else:
-        path = Path(config.data).expanduser()
+        path = experiment.data_path or Path(config.data).expanduser()
         if not path.exists():
             return ()
         other = {config.client, config.domain}

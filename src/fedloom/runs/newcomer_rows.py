@@ -98,7 +98,7 @@ def _columns(experiment: Experiment, data: Any, reading: Reading) -> tuple[str, 
         return tuple(name.strip() for name in named.split(",") if name.strip())
     if run.kind not in ("table", "text") or not _has_columns(data) or _is_npz(data):
         return ()
-    wanted = run.columns if isinstance(run, RemoteData) else columns_of(config, run.kind, run.shape)
+    wanted = run.columns if isinstance(run, RemoteData) else columns_of(experiment)
     path = Path(data).expanduser() if isinstance(data, str | Path) else None
     label = reading.label or config.label
     headers = input_columns(path, label) if path is not None and path.exists() else ()

@@ -33,7 +33,13 @@ _SHOWN = 40
 """Names that the card in words lists at most."""
 _UNNAMED_OUTPUTS = 10_000
 """Outputs that need no names at most."""
-_MAY_BE_ABSENT = ("fields", "encoded")
+_COLUMNS: Mapping[Targets, str] = {
+    "classes": "One column for each class, with its probability",
+    "labels": "One column for each label, with the probability that a row has it",
+    "numbers": "One column for each number, in the unit of the data",
+}
+"""What the columns of a prediction are."""
+_MAY_BE_ABSENT = ("chosen_rounds", "fields", "encoded")
 """Fields that a card is written without where they say nothing."""
 
 
@@ -76,6 +82,8 @@ class Card(BaseModel):
     """When it was as it is: as received, after local training, after fine-tuning, or as kept."""
     round: int
     """After which round."""
+    chosen_rounds: Annotated[list[int], Field(max_length=10**6)] = []
+    """The rounds that the run's result is of, where its protocol chose others than this one."""
     method: str
     """With all settings."""
     network: str
@@ -171,6 +179,19 @@ class Card(BaseModel):
     def classes(self) -> tuple[str, ...]:
         """The name of every output, where the data names them."""
         return tuple(self.class_names) if len(self.class_names) == self.outputs else ()
+
+    @property
+    def warning(self) -> str:
+        """That the run's result is not of this model; empty where it is."""
+        if not self.chosen_rounds:
+            return ""
+        one = len(self.chosen_rounds) == 1
+        return (
+            f"the run's result is of round{'' if one else 's'} {_listed(self.chosen_rounds)}, which"
+            f" its protocol chose, and this model of client {self.name} is as it was after round"
+            f" {self.round}, with its own scores on its card; a run with checkpoint_every=1 keeps"
+            " the states of a chosen round as far as history allows"
+        )
 
     def write(self, folder: Path, files: Mapping[str, bytes]) -> None:
         """Write the card, in both forms, for these files, which are written already."""
@@ -316,7 +337,7 @@ class Card(BaseModel):
     def _outputs(self) -> str:
         lines = [f"`n x {self.outputs}`, predictions of the task {self.task}."]
         if self.classes:
-            lines.append(f"One column for each class: {_listed(self.classes)}.")
+            lines.append(f"{_COLUMNS[self.predicts]}: {_listed(self.classes)}.")
         if self.draws:
             lines.append(
                 "The method averages over random draws. The run drew anew for every row; this"
@@ -343,10 +364,11 @@ class Card(BaseModel):
             for split, metrics in self.metrics.items()
             for metric in metrics
         ]
+        warning = f"Note that {self.warning}.\n\n" if self.warning else ""
         if not lines:
-            return "The run recorded no score of this very model at this client."
+            return f"{warning}The run recorded no score of this very model at this client."
         head = ["rows", "metric", *sources]
-        return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines])
+        return warning + "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines])
 
     def _sharing(self) -> str:
         shared = f"Left the client in training: {_listed(self.shared) or 'nothing'}."

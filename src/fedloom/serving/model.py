@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from fedloom.serving.answers import Answers
 from fedloom.serving.card import WORDS, Card
 from fedloom.serving.draws import FixedDraws, draws_of
 
+log = logging.getLogger("fedloom")
 TENSORS = "personal-{}.safetensors"
 _ONE_AT_A_TIME = RLock()
 """A network's weights are set before it runs, and the models of one run share networks: two threads
@@ -214,7 +216,13 @@ class PersonalModel:
                 f"the model in {folder} cannot be used ({type(e).__name__}:"
                 f" {str(e).partition(chr(10))[0]}); its tensors do not fit its card: restore both"
             ) from None
+        model.warn()
         return model
+
+    def warn(self) -> None:
+        """Log that the run's result is not of this model, where it is not."""
+        if self.card.warning:
+            log.warning("%s", self.card.warning)
 
 
 def _words(card: Card, folder: Path) -> tuple[str, ...]:
