@@ -105,6 +105,8 @@ def test_a_newcomer_brings_texts(result: Result) -> None:
     by_ids[0, :3] = ids
     assert torch.equal(joined.model.predict(["zebra zebra good"]), joined.model.predict(by_ids))
     assert joined.model.card.vocabulary == len(words) + 2
+    with pytest.raises(BadInput, match="have other token ids than those of the run; give the"):
+        result.adapt(fedloom.load(mine, label="opinion"))
 
 
 def test_a_model_of_ids_says_that_it_knows_no_words() -> None:
@@ -112,6 +114,8 @@ def test_a_model_of_ids_says_that_it_knows_no_words() -> None:
     run = fedloom.run("fedavg", ids, clients=2, partition="iid", rounds=1, progress=False)
     with pytest.raises(BadInput, match="takes token ids and no texts"):
         run.client(0).predict(["good"])
+    with pytest.raises(BadInput, match="a list of texts, also where it is a single one"):
+        run.client(0).predict("good")
 
 
 def test_a_cache_of_before_words_were_kept_is_read_again(

@@ -277,7 +277,8 @@ class Source:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """To another process goes the cache folder's path; only unmapped arrays go as they are."""
         if self._mapped:
-            return _reopen, (tuple(self._arrays()), self._small_fields())
+            small = {k: v for k, v in self._small_fields().items() if k != "words"}
+            return _reopen, (tuple(self._arrays()), small)
         return _rebuild, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
     @cached_property
@@ -472,6 +473,8 @@ def _squash(name: str) -> str:
 
 
 def _reopen(present: tuple[str, ...], small: dict[str, Any]) -> Source:
+    if small["kind"] == "text" and "words" not in small:
+        small = {**small, "words": tuple(cache.read_meta(small["path"]).get("words", ()))}
     arrays: dict[str, Any] = {k: cache.read_array(small["path"], k) for k in present}
     return Source(**small, **arrays)
 

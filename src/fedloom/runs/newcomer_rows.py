@@ -147,6 +147,11 @@ def _as_the_run_has_it(experiment: Experiment, source: Source) -> Source:
         )
     names = run.source.class_names if isinstance(run, FederatedData) else run.class_names
     words = run.source.words if isinstance(run, FederatedData) else ()
+    if words and source.words and source.words != words:
+        raise BadInput(
+            f"the words of {source.name!r} have other token ids than those of the run; give the"
+            " texts themselves, a path or a table"
+        )
     numbered = replace(source, vocabulary=run.vocabulary, words=words)
     return _renumbered(numbered, names) if run.targets == "classes" else _named(numbered, names)
 

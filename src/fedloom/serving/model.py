@@ -113,8 +113,10 @@ class PersonalModel:
 
     def _ids(self, x: Any) -> Any:
         """Texts by their token ids; other rows as they are."""
-        if self.card.kind != "text" or isinstance(x, str) or not isinstance(x, Iterable):
+        if self.card.kind != "text" or not isinstance(x, Iterable):
             return x
+        if isinstance(x, str):
+            raise BadInput("the model takes a list of texts, also where it is a single one")
         texts = list(x)
         if not texts or not all(isinstance(text, str) for text in texts):
             return x
