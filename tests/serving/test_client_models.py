@@ -76,13 +76,15 @@ def test_the_model_of_a_client_scores_what_the_run_recorded(
             assert recorded(result, moment, cid) == accuracy
 
 
+X = np.random.default_rng(0).normal(size=(80, 3))
+POINTS = (X, (X[:, 0] > 0).astype(int))
+
+
 def best_of_two(select: str, **more: Any) -> Result:
     """A run whose result is of its first round: in the second the model is thrown far off."""
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(80, 3))
     return run(
         "fedavg",
-        (x, (x[:, 0] > 0).astype(int)),
+        POINTS,
         **{**SMALL, "clients": 2, "newcomers": 0, "participation": 1.0, "partition": "iid"},
         lr=0.5,
         decay=1e4,
@@ -114,7 +116,7 @@ def test_the_model_of_the_chosen_round_is_handed_out_where_a_checkpoint_has_it(
 ) -> None:
     """By the run and from its folder: it scores what the run's result says of the client."""
     result = best_of_two("best_val", out=str(tmp_path / "run"), checkpoint_every=1)
-    again, judged = fedloom.open(tmp_path / "run"), result.summary.result
+    again, judged = fedloom.open(tmp_path / "run", data=POINTS), result.summary.result
     assert judged.rounds == (1,)
     x, y = rows_of(result, 1)
     for model in (result.client(1), again.client(1)):

@@ -62,7 +62,7 @@ class Source:
     targets: Targets = field(default="classes", repr=False)
     fields: Fields = field(default=(), repr=False)  # of kind `fields`: what a row consists of
     words: tuple[str, ...] = field(default=(), repr=False)  # of text: those with ids from 2 on
-    images: tuple[int, ...] = ()  # shape of the images, where rows are an encoder's outputs
+    images: tuple[int, ...] = field(default=(), repr=False)  # behind an encoder: shape of an image
 
     def __post_init__(self) -> None:
         if self.x.ndim != _DIMENSIONS.get(self.kind):
