@@ -62,7 +62,7 @@ def export(
 def predict(
     run: Run,
     rows: Annotated[
-        Path, typer.Argument(help="Images or a folder of them, .npy, .npz, .csv or .parquet.")
+        Path, typer.Argument(help="Images or a folder of them, .npy, .npz, .csv, .parquet or .txt.")
     ],
     *,
     client: Client = None,

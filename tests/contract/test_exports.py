@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from cases import ALL, case
-from torch import Tensor
 
+from exported import CLOSE, READERS
 from fedloom.engines.inline import Inline
 from fedloom.launch.start import start
 from fedloom.runs.result import Result
@@ -20,7 +19,6 @@ from fedloom.serving.export import export
 from fedloom.serving.model import PersonalModel
 
 pytestmark = pytest.mark.xdist_group("exports")  # each method is trained once
-CLOSE = 1e-5
 UNLIKE = ["apfl", "fedcr", "knnper"]
 """A mixture, random draws and neighbours; the others are in the slow tests."""
 REST = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in UNLIKE]
@@ -37,35 +35,6 @@ def rows_of(result: Result, split: str = "test", cid: int = CLIENT) -> np.ndarra
     return np.asarray(data.source.x)[getattr(data.partition.clients[cid], split)]
 
 
-def opened(file: Path) -> Any:
-    """A generated `model.py`, imported by its path."""
-    spec = importlib.util.spec_from_file_location("generated_model", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def by_program(folder: Path, rows: Tensor) -> Tensor:
-    module: Any = torch.export.load(folder / "model.pt2").module()
-    prediction: Tensor = module(rows)
-    return prediction
-
-
-def by_source(folder: Path, rows: Tensor) -> Tensor:
-    prediction: Tensor = opened(folder / "model.py").load()(rows)
-    return prediction
-
-
-def by_onnx(folder: Path, rows: Tensor) -> Tensor:
-    from onnxruntime import InferenceSession
-
-    session = InferenceSession(folder / "model.onnx")
-    return torch.from_numpy(session.run(None, {"rows": rows.numpy()})[0])
-
-
-READERS = {"torch": by_source, "exported-program": by_program, "onnx": by_onnx}
 tested_graphs: set[str] = set()
 """As plain source. Most methods end in the same graph with other tensors, and the translation to
 ONNX, which takes a second or two, depends on the graph alone."""

@@ -10,10 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from PIL import Image
 
 import fedloom
 from fedloom import BadInput, FederatedData, Source, UnknownName
 from fedloom.runs.result import Result
+from fedloom.serving.row_files import read_rows
 from helpers import fedloom as fedloom_command
 
 SMALL: dict[str, Any] = {"rounds": 1, "model": "mlp(hidden=[4])", "progress": False}
@@ -123,8 +125,36 @@ def test_images_of_another_size_type_or_language_are_refused() -> None:
     )
     with pytest.raises(BadInput, match="token ids up to 8, and the run knows 7"):
         read.adapt(Source.from_arrays(ids + 2, y, kind="text"))
-    with pytest.raises(BadInput, match="the words behind the token ids of this run are not kept"):
+    with pytest.raises(BadInput, match="the words behind the token ids of this run are not known"):
         read.adapt(pd.DataFrame({"text": ["a b", "c d"] * 4, "label": y}))
+
+
+def pictures(folder: Path, per_class: int, side: int, seed: int) -> Path:
+    """A folder of images for each class: dark ones and light ones, with noise."""
+    rng = np.random.default_rng(seed)
+    for name, grey in (("dark", 60), ("light", 200)):
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            pixels = rng.normal(grey, 15, (side, side, 3)).clip(0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+    return folder
+
+
+def test_a_newcomer_brings_a_folder_of_images(tmp_path: Path) -> None:
+    """They are resized as the run's were, and its model predicts such files: those of its own test
+    rows as they were scored."""
+    members = pictures(tmp_path / "members", 20, side=12, seed=0)
+    settings: Any = {**SMALL, "rounds": 5, "clients": 2, "partition": "iid", "image_size": 8}
+    run = fedloom.run("fedper", str(members), **settings)
+    new = pictures(tmp_path / "new", 12, side=16, seed=1)
+    joined = run.adapt(new, epochs=5)
+    card = joined.model.card
+    assert (card.name, card.shape, card.class_names) == ("new", [3, 8, 8], ["dark", "light"])
+    assert (card.training_rows, card.rows_scored) == (18, {"test": 6})
+    assert joined.adapted["test"]["accuracy"] == 1.0
+    rows = read_rows(new, card)
+    answers = [answer["prediction"] for answer in joined.model.answers(rows.x).rows()]
+    assert answers == [Path(name).parent.name for name in rows.names]
 
 
 def test_numbers_are_predicted_too() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -87,7 +88,32 @@ def test_the_card_and_the_page_of_all_requests(client: httpx.Client) -> None:
     assert (
         "application/json" in paths["/clients/{client}/predict"]["post"]["requestBody"]["content"]
     )
-    assert client.get("/docs").status_code == 200
+
+
+def test_the_page_of_all_requests_needs_nothing_from_outside(client: httpx.Client) -> None:
+    """It is whole without a network: no script, no picture, and links to the service alone."""
+    page = client.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.search(r"https?:|//|<script|<img|<link|@import|url\(", page.text)
+    assert re.findall(r'(?:href|src)="([^"]*)"', page.text) == ["openapi.json"]
+    for request in ("GET /health", "GET /clients/{client}/card", "POST /clients/{client}/predict"):
+        assert request in page.text
+    assert client.get("/redoc").status_code == 404
+
+
+def test_the_document_lists_the_answers_that_are_given(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    answers = {
+        path: sorted(operation["responses"])
+        for path, operations in paths.items()
+        for operation in operations.values()
+    }
+    assert answers == {
+        "/health": ["200"],
+        "/clients": ["200"],
+        "/clients/{client}/card": ["200", "404"],
+        "/clients/{client}/predict": ["200", "400", "404", "413"],
+    }
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,61 @@ def test_the_model_of_a_client_scores_what_the_run_recorded(
             assert recorded(result, moment, cid) == accuracy
 
 
+X = np.random.default_rng(0).normal(size=(80, 3))
+POINTS = (X, (X[:, 0] > 0).astype(int))
+
+
+def best_of_two(select: str, **more: Any) -> Result:
+    """A run whose result is of its first round: in the second the model is thrown far off."""
+    return run(
+        "fedavg",
+        POINTS,
+        **{**SMALL, "clients": 2, "newcomers": 0, "participation": 1.0, "partition": "iid"},
+        lr=0.5,
+        decay=1e4,
+        protocol=f"fedloom(select={select})",
+        **more,
+    )
+
+
+@pytest.mark.parametrize("select", ["best_val", "best_test"])
+def test_a_model_of_another_round_than_the_result_says_so(
+    select: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log, where it is handed out and where it is read again, and on the card."""
+    result = best_of_two(select)
+    assert result.summary.result.rounds == (1,)
+    model = result.client(0)
+    sentence = "the run's result is of round 1, which its protocol chose"
+    assert sentence in caplog.text
+    assert (model.card.round, model.card.chosen_rounds) == (2, [1])
+    model.save(tmp_path)
+    assert sentence in (tmp_path / "CARD.md").read_text()
+    caplog.clear()
+    PersonalModel.load(tmp_path)
+    assert sentence in caplog.text
+
+
+def test_the_model_of_the_chosen_round_is_handed_out_where_a_checkpoint_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the run and from its folder: it scores what the run's result says of the client."""
+    result = best_of_two("best_val", out=str(tmp_path / "run"), checkpoint_every=1)
+    again, judged = fedloom.open(tmp_path / "run", data=POINTS), result.summary.result
+    assert judged.rounds == (1,)
+    x, y = rows_of(result, 1)
+    for model in (result.client(1), again.client(1)):
+        assert (model.card.round, model.card.chosen_rounds) == (1, [])
+        accuracy = float((model.predict(x).argmax(1).numpy() == y).mean())
+        assert accuracy == judged.by_client()[1] == model.card.metrics["test"]["accuracy"]
+    assert not caplog.text
+
+
+def test_a_model_of_the_result_s_round_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    assert run("fedper", **SMALL).client(0).card.chosen_rounds == []
+    assert not caplog.text
+
+
 def test_in_memory_too(tmp_path: Path) -> None:
     kept, stored = (
         run("fedper", **SMALL, protocol="fedpac", out=out) for out in (None, str(tmp_path / "run"))

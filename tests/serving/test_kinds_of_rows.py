@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from exported import CLOSE, READERS
 from fedloom import PersonalModel, Source, export, federate, run
+from fedloom.runs.result import Result
 
 RNG = np.random.default_rng(0)
 ROWS: dict[str, tuple[np.ndarray, str, dict[str, Any]]] = {
@@ -21,8 +24,13 @@ ROWS: dict[str, tuple[np.ndarray, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ROWS)
-def test_raw_rows_of_every_kind_go_in(kind: str, tmp_path: Path) -> None:
+SLOW = pytest.param("onnx", marks=pytest.mark.slow)
+"""Its translation takes seconds."""
+
+
+@cache
+def trained(kind: str) -> PersonalModel:
+    """A client's model of such rows."""
     x, network, more = ROWS[kind]
     source = Source.from_arrays(x, np.arange(24) % 3, normalize="site", **more)
     result = run(
@@ -34,11 +42,16 @@ def test_raw_rows_of_every_kind_go_in(kind: str, tmp_path: Path) -> None:
         batch_size=4,
         progress=False,
     )
-    model = result.client(1)
-    folder = export(model, "exported-program", tmp_path / "model")
-    loaded: Any = torch.export.load(folder / "model.pt2").module()
-    rows = torch.from_numpy(x[:5]).to(getattr(torch, model.card.dtype))
-    assert (loaded(rows) - model.predict(x[:5])).abs().max() < 1e-5
+    return result.client(1)
+
+
+@pytest.mark.parametrize("format", ["torch", "exported-program", SLOW])
+@pytest.mark.parametrize("kind", ROWS)
+def test_raw_rows_of_every_kind_go_in(kind: str, format: str, tmp_path: Path) -> None:
+    model, x = trained(kind), ROWS[kind][0][:5]
+    folder = export(model, format, tmp_path / "model")
+    rows = torch.from_numpy(x).to(getattr(torch, model.card.dtype))
+    assert (READERS[format](folder, rows) - model.predict(x)).abs().max() < CLOSE
 
 
 TARGETS: dict[str, np.ndarray] = {
@@ -48,11 +61,11 @@ TARGETS: dict[str, np.ndarray] = {
 }
 
 
-@pytest.mark.parametrize("task", TARGETS)
-def test_a_model_of_every_task_scores_what_the_run_recorded(task: str, tmp_path: Path) -> None:
-    """Saved, read back and exported; numbers are in the units of the data."""
+@cache
+def ended(task: str) -> Result:
+    """A run with such targets."""
     x, y = ROWS["table"][0], TARGETS[task]
-    result = run(
+    return run(
         "fedper + prbm",
         federate(Source.from_arrays(x, y), "iid", 2),
         task=task,
@@ -60,6 +73,12 @@ def test_a_model_of_every_task_scores_what_the_run_recorded(task: str, tmp_path:
         model="mlp(hidden=[8])",
         progress=False,
     )
+
+
+@pytest.mark.parametrize("task", TARGETS)
+def test_a_model_of_every_task_scores_what_the_run_recorded(task: str, tmp_path: Path) -> None:
+    """Saved and read back; numbers are in the units of the data."""
+    x, y, result = ROWS["table"][0], TARGETS[task], ended(task)
     model = result.client(1)
     rows = result.experiment.data.partition.clients[1].test  # type: ignore[union-attr]
     prediction = model.predict(x[rows])
@@ -67,11 +86,29 @@ def test_a_model_of_every_task_scores_what_the_run_recorded(task: str, tmp_path:
     assert scores == pytest.approx(model.card.metrics["test"])
     model.save(tmp_path / "saved")
     assert torch.equal(PersonalModel.load(tmp_path / "saved").predict(x[rows]), prediction)
-    folder = export(model, "exported-program", tmp_path / "exported")
-    loaded: Any = torch.export.load(folder / "model.pt2").module()
-    assert (loaded(torch.from_numpy(x[rows]).float()) - prediction).abs().max() < 1e-5 * max(
-        1.0, float(prediction.abs().max())
-    )
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("regression", "each number, in the unit of the data: target 0, target 1."),
+        ("multilabel", "each label, with the probability that a row has it: label 0,"),
+        ("binary", "each class, with its probability: 0, 1."),
+    ],
+)
+def test_a_card_says_what_the_columns_of_a_task_are(task: str, words: str) -> None:
+    assert f"One column for {words}" in ended(task).client(1).card.in_words()
+
+
+@pytest.mark.parametrize("format", ["torch", "exported-program", SLOW])
+@pytest.mark.parametrize("task", TARGETS)
+def test_a_model_of_every_task_is_exported(task: str, format: str, tmp_path: Path) -> None:
+    """Within 1e-5 of the size of what it predicts: numbers are in the units of the data."""
+    x, model = ROWS["table"][0][:5], ended(task).client(1)
+    folder, prediction = export(model, format, tmp_path / "exported"), model.predict(x)
+    near = CLOSE * max(1.0, float(prediction.abs().max()))
+    exported = READERS[format](folder, torch.from_numpy(x).float())
+    assert (exported - prediction).abs().max() < near
 
 
 @pytest.mark.parametrize("network", ["mlp(frozen='body.*')", "mlp(lora=2)"])

@@ -156,3 +156,27 @@ def test_a_run_is_served(digits: Path) -> None:
     finally:
         process.send_signal(signal.SIGINT)
         process.wait(600)
+
+
+def test_data_of_a_relative_path_is_found_from_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From another folder the run's models are the same, by the columns' names too; in a run that
+    was moved with its data, by the path as it was given."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(rng.normal(size=(40, 2)), columns=["age", "dose"])
+    frame["label"] = (frame["age"] > 0).astype(int)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    frame.to_csv(tmp_path / "here" / "rows.csv", index=False)
+    monkeypatch.chdir(tmp_path / "here")
+    settings: Any = {"clients": 2, "partition": "iid", "rounds": 1, "progress": False}
+    fedloom.run("fedavg", "rows.csv", model="mlp(hidden=[4])", out="run", **settings)
+    words = ("predict", tmp_path / "here" / "run", tmp_path / "here" / "rows.csv", "--client", "1")
+    here = fedloom_command(*words)
+    assert json.loads((tmp_path / "here" / "run" / "config.json").read_text())["data"] == "rows.csv"
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert (here.code, fedloom_command(*words).out) == (0, here.out)
+    (tmp_path / "here").rename(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path / "moved")
+    assert fedloom_command("predict", "run", "rows.csv", "--client", "1").out == here.out

@@ -5,7 +5,9 @@ from __future__ import annotations
 import subprocess
 import sys
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -360,6 +362,25 @@ def test_timm_encoder_logic() -> None:
 
 @pytest.mark.usefixtures("fake_timm")
 @pytest.mark.parametrize(
+    ("spec", "asks"),
+    [
+        ("timm_encoder(name='local-dir:./saved')", True),
+        ("timm_encoder(name='hf-hub:owner/saved')", True),
+        ("timm_encoder(name='local-dir:./saved', pretrained=false)", False),
+        ("timm_encoder(name=tiny)", False),
+    ],
+)
+def test_a_place_of_weights_is_asked_for_them(spec: str, asks: bool) -> None:
+    """Whoever names a folder does not get random weights without a word."""
+    if asks:
+        with pytest.raises(BadInput, match="could not get the pretrained weights"):
+            build_model(spec, CIFAR, 10, seed=0)
+    else:
+        assert build_model(spec, CIFAR, 10, seed=0).shape_of("body") == (6,)
+
+
+@pytest.mark.usefixtures("fake_timm")
+@pytest.mark.parametrize(
     ("spec", "shape", "says"),
     [
         ("timm_encoder(name=tinny)", CIFAR, "unknown timm encoder 'tinny'; did you mean 'tiny'"),
@@ -373,10 +394,31 @@ def test_timm_encoder_errors(spec: str, shape: tuple[int, ...], says: str) -> No
         build_model(spec, shape, 10, seed=0)
 
 
+@pytest.fixture
+def real_timm() -> Any:
+    """Timm imports torchvision. PyPI's has operations for GPUs, which a torch for CPUs cannot load;
+    its Python part, all that timm reads, wants the name of one."""
+    try:
+        import torchvision  # type: ignore[import-not-found]  # noqa: F401
+    except RuntimeError:
+        torch.library.define("torchvision::nms", "(Tensor a, Tensor b, float c) -> Tensor")
+    except ImportError:
+        pytest.skip("the extra timm (with torchvision) is not installed")
+    return pytest.importorskip("timm")
+
+
+@pytest.mark.usefixtures("real_timm")
 def test_real_timm_encoder() -> None:
-    pytest.importorskip("timm", reason="the extra timm (with torchvision) is not installed")
     ours = build_model("resnet18", TINY, 10, seed=0)
     net = build_model("timm_encoder(name=resnet18)", TINY, 10, seed=0)
     assert set(net.keys) == set(ours.keys)
     x = torch.rand(2, *TINY)
     assert torch.allclose(net(ours.tree(), x)["head"], ours(ours.tree(), x)["head"], atol=1e-5)
+
+
+def test_a_real_timm_folder_brings_its_weights(real_timm: Any, tmp_path: Path) -> None:
+    with rng_scope("another training"):
+        saved = real_timm.create_model("test_resnet", num_classes=3)
+    real_timm.models.save_for_hf(saved, tmp_path)
+    net = build_model(f"timm_encoder(name='local-dir:{tmp_path}')", TINY, 10, seed=0)
+    assert torch.equal(net.initial["body.conv1.0.weight"], saved.state_dict()["conv1.0.weight"])

@@ -50,6 +50,7 @@ def load(
     targets: Targets | None = None,
     longest: Longest = None,
     fields: Fields = (),
+    words: Sequence[str] = (),
 ) -> Source:
     """The source of a known data set, a path or an object; files are decoded once, then
     memory-mapped.
@@ -75,6 +76,7 @@ def load(
             values look like (`Source.from_arrays`).
         longest: positions of a row at most, where rows are of unlike length; longer ones are cut.
         fields: the inputs of other data, which these rows must be like.
+        words: of other data (`Source.words`), by which texts are numbered.
 
     >>> source = load("digits")
     >>> len(source), source.shape, source.classes
@@ -92,6 +94,7 @@ def load(
         targets=targets,
         longest=longest,
         fields=fields,
+        words=tuple(words),
     )
     if isinstance(data, Source):
         options.columns.refuse_for(f"the source {data.name!r}")

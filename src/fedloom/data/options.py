@@ -81,12 +81,14 @@ class Options:
     targets: Targets | None = None
     longest: Longest = None
     fields: Fields = ()
+    words: tuple[str, ...] = ()
+    """By which texts are numbered, in place of words that are counted."""
 
     def as_key(self) -> dict[str, Any]:
         """For a cache key; without what is left open, as in folders that were written before it
         could be set."""
         values = asdict(self)
-        open_ended = ("targets", "longest", "fields")
+        open_ended = ("targets", "longest", "fields", "words")
         return {k: v for k, v in values.items() if k not in open_ended or v}
 
     @staticmethod

@@ -30,7 +30,7 @@ from fedloom.data.source import (
     targets_of,
 )
 from fedloom.data.tables import Table
-from fedloom.data.text import tokenize
+from fedloom.data.text import FIRST, numbered, tokenize
 from fedloom.errors import BadInput
 
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+")  # a data frame's index, as pandas saves it
@@ -84,13 +84,17 @@ def source_of(
             raise BadInput(f"{table.where} has no rows of the classes {', '.join(class_names)}")
     client, client_names = table.numbered(roles.client) if roles.client else (None, ())
     domain, domain_names = table.coded(roles.domain) if roles.domain else (None, ())
-    vocabulary, fields = 0, options.fields
+    vocabulary, fields, words = 0, options.fields, ()
     if kind == "fields":
         fields, x = _fields(table, roles.inputs, options)
         vocabulary = max(field.vocabulary for field in fields)
     elif kind == "text":
-        texts = _texts(table, roles.inputs[0])
-        x, vocabulary = tokenize(texts, options.vocabulary, options.positions)
+        texts, words = _texts(table, roles.inputs[0]), options.words
+        if words:
+            x = numbered(texts, words, options.positions)
+        else:
+            x, words = tokenize(texts, options.vocabulary, options.positions)
+        vocabulary = len(words) + FIRST
     elif kind == "image":
         x = _images(table, roles.inputs[0], options.image_size, scratch)
     else:
@@ -109,6 +113,7 @@ def source_of(
         vocabulary=vocabulary,
         targets=targets,
         fields=fields if kind == "fields" else (),
+        words=words,
     )
 
 

@@ -61,6 +61,8 @@ class Source:
     vocabulary: int = 0  # text: ids are below this; 0 is padding, 1 is unknown
     targets: Targets = field(default="classes", repr=False)
     fields: Fields = field(default=(), repr=False)  # of kind `fields`: what a row consists of
+    words: tuple[str, ...] = field(default=(), repr=False)  # of text: those with ids from 2 on
+    images: tuple[int, ...] = field(default=(), repr=False)  # behind an encoder: shape of an image
 
     def __post_init__(self) -> None:
         if self.x.ndim != _DIMENSIONS.get(self.kind):
@@ -229,13 +231,17 @@ class Source:
         return mapped.described_as(self)
 
     def described_as(self, other: Source) -> Source:
-        """These rows with the name, normalisation and user names of another source.
+        """These rows with the name, normalisation, words and user names of another source.
 
         They are not part of the fingerprint, by which a cache folder is looked up, so the folder
         may have been written for a source with other ones.
         """
         return replace(
-            self, name=other.name, normalize=other.normalize, user_names=other.user_names
+            self,
+            name=other.name,
+            normalize=other.normalize,
+            user_names=other.user_names,
+            words=other.words,
         )
 
     def in_memory(self) -> Source:
@@ -271,7 +277,8 @@ class Source:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         """To another process goes the cache folder's path; only unmapped arrays go as they are."""
         if self._mapped:
-            return _reopen, (tuple(self._arrays()), self._small_fields())
+            small = {k: v for k, v in self._small_fields().items() if k != "words"}
+            return _reopen, (tuple(self._arrays()), small)
         return _rebuild, ({f.name: getattr(self, f.name) for f in fields(self)},)
 
     @cached_property
@@ -305,6 +312,9 @@ def cached(folder: Path, build: Callable[[Path], Source]) -> Source:
         with cache.scratch_folder() as scratch:
             build(scratch).save(scratch)
             cache.publish(scratch, folder)
+    if "words" not in (meta := cache.read_meta(folder)) and meta.get("kind") == "text":
+        # A folder of before words were kept.
+        return cached(folder.with_name(f"{folder.name}-words"), build)
     return Source.open(folder)
 
 
@@ -463,6 +473,8 @@ def _squash(name: str) -> str:
 
 
 def _reopen(present: tuple[str, ...], small: dict[str, Any]) -> Source:
+    if small["kind"] == "text" and "words" not in small:
+        small = {**small, "words": tuple(cache.read_meta(small["path"]).get("words", ()))}
     arrays: dict[str, Any] = {k: cache.read_array(small["path"], k) for k in present}
     return Source(**small, **arrays)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from fedloom.errors import BadInput
 
-PADDING, UNKNOWN = 0, 1
+PADDING, UNKNOWN, FIRST = 0, 1, 2
+"""Ids of no word, of one that is not known, and of the first that is."""
 VOCABULARY = 98_635  # of the embedding in DBE's fastText
 POSITIONS = 200  # DBE's sequence length
 
@@ -31,16 +32,16 @@ def words(text: str) -> list[str]:
 
 def tokenize(
     texts: Sequence[str], vocabulary: int = VOCABULARY, positions: int = POSITIONS
-) -> tuple[np.ndarray, int]:
-    """Token ids int32 `[n, positions]`, and the number of different ids (at most `vocabulary`).
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Token ids int32 `[n, positions]`, and the words that have one, of `vocabulary - 2` at most.
 
     The most frequent words get the lowest ids from 2 on, equally frequent ones in alphabetical
     order; 0 pads short texts at the end, 1 stands for words beyond the vocabulary. Words are
     counted over all texts, as in the papers, which merge the published splits.
 
-    >>> ids, size = tokenize(["b a b", "a b c"], vocabulary=4, positions=4)
-    >>> ids.tolist(), size
-    ([[2, 3, 2, 0], [3, 2, 1, 0]], 4)
+    >>> ids, known = tokenize(["b a b", "a b c"], vocabulary=4, positions=4)
+    >>> ids.tolist(), known
+    ([[2, 3, 2, 0], [3, 2, 1, 0]], ('b', 'a'))
     """
     if vocabulary < 3 or positions < 1:
         raise BadInput(
@@ -49,10 +50,23 @@ def tokenize(
         )
     tokens = [words(t) for t in texts]
     count = Counter(chain.from_iterable(tokens))
-    ranked = sorted(count, key=lambda w: (-count[w], w))[: vocabulary - 2]
-    ids = {w: i for i, w in enumerate(ranked, start=2)}
+    known = tuple(sorted(count, key=lambda w: (-count[w], w))[: vocabulary - 2])
+    return _numbered(tokens, known, positions), known
+
+
+def numbered(texts: Sequence[str], known: Sequence[str], positions: int) -> np.ndarray:
+    """Token ids of texts by words that were counted before.
+
+    >>> numbered(["a new b"], ("b", "a"), positions=4).tolist()
+    [[3, 1, 2, 0]]
+    """
+    return _numbered([words(text) for text in texts], known, positions)
+
+
+def _numbered(tokens: Sequence[Sequence[str]], known: Sequence[str], positions: int) -> np.ndarray:
+    ids = {w: i for i, w in enumerate(known, start=FIRST)}
     x = np.full((len(tokens), positions), PADDING, dtype=np.int32)
     for row, sentence in zip(x, tokens, strict=True):
         cut = sentence[:positions]
         row[: len(cut)] = [ids.get(w, UNKNOWN) for w in cut]
-    return x, len(ids) + 2
+    return x

@@ -27,7 +27,7 @@ from fedloom.runs.given import Given, rebuilt
 from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
-from fedloom.runs.stored import check_same_data, difference, read_config
+from fedloom.runs.stored import check_same_data, difference, read_config, write_data_path
 from fedloom.runs.watcher import Watcher
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -107,6 +107,7 @@ def start(
     with RunFolder.create(out, overwrite) as folder:
         experiment.data.partition.save(folder.partition)
         folder.write_versions()
+        write_data_path(experiment.config, folder)
         # Last: a folder with a configuration is a run that can be resumed.
         write_json(folder.config, experiment.config.model_dump())
         return _finish(Runner(experiment, engine, folder, [*recorder, *watchers]), recorder)

@@ -48,7 +48,7 @@ class Adapter(nn.Module):
 
 def add_lora(net: Net, rank: int) -> Net:
     """Freeze all that comes before the head, and put an adapter beside each of its linear layers
-    and convolutions (Hu et al. 2022), whose output is added to the layer's.
+    and two-dimensional convolutions (Hu et al. 2022), whose output is added to the layer's.
 
     A convolution's adapter is one of the same kernel to `rank` channels, then one of 1x1.
     Convolutions in groups, which have few weights already, get none. Statistics of BatchNorm go on

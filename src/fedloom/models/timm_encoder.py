@@ -14,23 +14,29 @@ from fedloom.errors import BadInput, UnknownName
 from fedloom.models import models
 from fedloom.models.layers import require_image
 
+PLACES = ("hf-hub:", "local-dir:")
+"""Before the name of a place that has an encoder's configuration and weights."""
+
 
 @models
 def timm_encoder(
     shape: tuple[int, ...],
     classes: int,
     name: str = "resnet18",
-    pretrained: bool = False,
+    pretrained: bool | None = None,
 ) -> Net:
     """A timm model without its classifier as body, and a new linear head.
 
     Args:
         name: a timm architecture, or one with its pretraining tag (`'resnet18.tv_in1k'`, quoted);
             or `'local-dir:FOLDER'`, a folder as timm saves models for the hub.
-        pretrained: start from the weights the hub has for it. Without network, a run's `start`
-            takes a local file of the whole model, and `start_without` its classifier.
+        pretrained: start from the weights the hub has for it; where `name` is a place of weights
+            (`local-dir:`, `hf-hub:`), from those unless it is false. Without network, a run's
+            `start` takes a local file of the whole model, and `start_without` its classifier.
     """
     require_image("timm_encoder", shape, least=1, instead="mlp")
+    if pretrained is None:
+        pretrained = name.startswith(PLACES)
     body = _create(_timm(), name, pretrained, shape[0])
     return Net(shape, body=body, head=nn.Linear(_feature_width(body, name, shape), classes))
 
@@ -47,7 +53,7 @@ def _timm() -> ModuleType:
 
 
 def _create(timm: ModuleType, name: str, pretrained: bool, channels: int) -> Any:
-    if not name.startswith(("hf-hub:", "local-dir:")) and not timm.is_model(name):
+    if not name.startswith(PLACES) and not timm.is_model(name):
         raise UnknownName("timm encoder", name, get_close_matches(name, timm.list_models(), n=1))
     try:
         return timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=channels)

@@ -27,8 +27,8 @@ class Features(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.text:
-            out = self.encoder(pixel_values=x)
-            return _pooled(out, torch.ones(len(x), 1, device=x.device))
+            # By `shape` and not `len`: a graph of it is for any number of rows.
+            return _pooled(self.encoder(pixel_values=x), x.new_ones(x.shape[0], 1))
         # An empty text would leave attention nothing to look at.
         words = (x != PADDING).index_fill(1, torch.tensor([0], device=x.device), True).long()
         return _pooled(self.encoder(input_ids=x, attention_mask=words), words)

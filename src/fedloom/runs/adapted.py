@@ -248,7 +248,7 @@ def _model(
         rows={split: len(newcomer.targets(split)) for split in adapted.predictions},
     )
     card = card.model_copy(update={"joined": joined})
-    model = PersonalModel.of(newcomer.program, state, card)
+    model = PersonalModel.of(newcomer.program, state, card, rows.data.source.words)
     return measured_again(model, rows.data, holder=0) if model.draws else model
 
 

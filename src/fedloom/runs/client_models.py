@@ -29,12 +29,13 @@ from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, plain_state
 from fedloom.data import FederatedData
 from fedloom.data.local import input_columns
-from fedloom.errors import BadInput, UnknownName
-from fedloom.record import Group, RoundRecord
+from fedloom.errors import BadInput, CheckpointError, UnknownName
+from fedloom.record import Chosen, Group, RoundRecord
+from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.choice import curve_at, result_at
-from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.folder import current_versions
+from fedloom.runs.folder import RunPaths, current_versions
+from fedloom.runs.store import ClientStates
 from fedloom.serving.card import Card
 from fedloom.serving.model import PersonalModel, slices_of
 from fedloom.serving.preprocessing import raw_dtype
@@ -120,12 +121,38 @@ def model_of(run: Result, name: int | str) -> PersonalModel:
         model=judged.model,
         moment=judged.moment,
         number=judged.round,
-        columns=columns_of(experiment.config, data.shape) if data.kind == "table" else (),
+        columns=columns_of(experiment),
         metrics=metrics,
         rows=rows,
     )
-    model = PersonalModel.of(experiment.program, state, card)
+    card = card.model_copy(
+        update={"chosen_rounds": _other_rounds(run.summary.result, judged.round)}
+    )
+    model = PersonalModel.of(experiment.program, state, card, data.source.words)
+    model.warn()
     return measured_again(model, data, cid) if model.draws else model
+
+
+def states_at_chosen_round(run: Result) -> tuple[RoundRecord, States] | None:
+    """The training round that a run's result is of, where that is one before the last, and what
+    server and clients held after it, where a checkpoint has it."""
+    chosen, folder = run.summary.result, run.experiment.config.out
+    rounds = [record for record in run.records if record.kind == "train"]
+    judged = [record for record in rounds if record.round in chosen.rounds]
+    if chosen.select == "last" or len(judged) != 1 or judged == rounds[-1:] or folder is None:
+        return None
+    clients = ClientStates(int(run.experiment.config.memory * 2**20))
+    try:
+        snapshot = Checkpoints(RunPaths(folder).checkpoints).load(judged[0].step + 1, clients)
+    except CheckpointError:
+        return None
+    return judged[0], States(snapshot.server, clients)
+
+
+def _other_rounds(result: Chosen, number: int) -> list[int]:
+    """The rounds that a run's result is of, where they are not this one."""
+    rounds = sorted(set(result.rounds))
+    return [] if result.select == "last" or rounds == [number] else rounds
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -141,10 +168,9 @@ def measured_again(model: PersonalModel, data: FederatedData, holder: int) -> Pe
     for split in card.metrics:
         rows, labels = getattr(data.partition.clients[holder], split), client.split(split)
         if labels is not None and len(labels) == card.rows_scored[split]:
-            predictions = model.predict(np.asarray(data.source.x)[rows])
+            predictions = model.predict(np.asarray(data.source.x)[rows], encoded=True)
             measured[split] = finite(model.program.task.scores(predictions, labels.y))
-    update = {"metrics_of_fixed_draws": measured}
-    return PersonalModel(model.program, model.state, card.model_copy(update=update))
+    return model.described(metrics_of_fixed_draws=measured)
 
 
 @dataclass(frozen=True)
@@ -178,13 +204,15 @@ class _Judged:
         records = [r for r in run.records if newcomer or moment == "final" or r.kind != "adapt"]
         if moment == "trained":
             records = [r for r in records if r.kind == "train"]
-        last = last_record(records)
+        last, states = last_record(records), States(run.server, run.clients)
+        if not newcomer and moment in ("received", "adapted") and run.at_chosen_round is not None:
+            last, states = run.at_chosen_round
         group: Group = "newcomers" if newcomer else at.group if model == "personal" else "clients"
         plan = plan_of(program, last)
         if moment == "trained":
             state = _trained(run, cid, plan, last)
         else:
-            state = _at(experiment, States(run.server, run.clients), cid, plan, moment, model)
+            state = _at(experiment, states, cid, plan, moment, model)
         return cls(state, model, moment, last.round, group, last)
 
 
@@ -265,6 +293,7 @@ def card_of(
     site, which has no other clients' data, the first."""
     config, program, source = experiment.config, experiment.program, data.source
     net, shared, scaling = program.net(cid), program.shared(cid), data.scaling(holder)
+    images = source.images  # behind an encoder: these are what a user has
     return Card(
         client=cid,
         name=name,
@@ -282,15 +311,16 @@ def card_of(
         partition=config.partition,
         partition_sha256=data.partition.fingerprint,
         training_rows=data.size(holder),
-        kind=source.kind,
-        shape=list(source.shape),
+        kind="image" if images else source.kind,
+        shape=list(images or source.shape),
         fields=list(source.fields),
-        dtype=raw_dtype(source),
+        dtype="uint8" if images else raw_dtype(source),
         vocabulary=source.vocabulary,
         mean=list(scaling.mean),
         std=list(scaling.std),
         columns=list(columns),
         encoder=config.encoder,
+        encoded=list(source.shape) if images else [],
         task=str(program.task),
         predicts=program.task.targets,
         outputs=data.classes,
@@ -306,14 +336,18 @@ def card_of(
     )
 
 
-def columns_of(config: RunConfig, shape: Sequence[int]) -> Sequence[str]:
-    """The names of a table's inputs, where the run's data is a file that is still there."""
+def columns_of(experiment: Experiment) -> Sequence[str]:
+    """The names of a table's inputs, or the one of its texts, where the run's data is a file that
+    is still there."""
+    config, kind, shape = experiment.config, experiment.data.kind, experiment.data.shape
+    if kind not in ("table", "text"):
+        return ()
     if config.inputs is not None:
         names: Sequence[str] = [name.strip() for name in config.inputs.split(",")]
     else:
-        path = Path(config.data).expanduser()
+        path = experiment.data_path or Path(config.data).expanduser()
         if not path.exists():
             return ()
         other = {config.client, config.domain}
         names = [name for name in input_columns(path, config.label) if name not in other]
-    return names if [len(names)] == list(shape) else ()
+    return names if len(names) == (1 if kind == "text" else shape[0]) else ()

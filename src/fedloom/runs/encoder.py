@@ -11,16 +11,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fedloom.core.net import Net
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import Tree
 from fedloom.data import Source
 from fedloom.data.cache import entry
 from fedloom.data.source import Kind, cached
-from fedloom.errors import BadInput, UnknownName
-from fedloom.models import build_model
-from fedloom.models.pretrained import PRETRAINED, pretrained_weights
-from fedloom.models.weights import fill
+from fedloom.errors import BadInput
+from fedloom.models.fixed_encoder import FixedEncoder, network_and_part
+from fedloom.models.pretrained import pretrained_weights
 from fedloom.runs.config import RunConfig
 
 _ROWS = 64
@@ -38,32 +36,34 @@ def through_encoder(source: Source, config: RunConfig) -> Source:
                 f"{key} = {getattr(config, key)!r} changes images, and with encoder ="
                 f" {encoder!r} a run sees none; leave one of the two out"
             )
-    weights, sha256 = pretrained_weights(_parsed(encoder)[0])
+    weights, sha256 = pretrained_weights(network_and_part(encoder)[0])
     folder = entry(source.name, source.fingerprint, encoder, sha256, torch.__version__)
     outputs = cached(folder, lambda _: encoded(source, encoder, weights))
-    return outputs.described_as(source).normalized(config.normalization)
+    outputs = replace(outputs.described_as(source), images=source.shape)
+    return outputs.normalized(config.normalization)
 
 
-def encoded(source: Source, encoder: str, weights: Tree | None = None) -> Source:
+def encoded(source: Source, expression: str, weights: Tree | None = None) -> Source:
     """Every row's output at the encoder's part, of pixels from 0 to 1; without weights by drawn
     ones, which is enough to try settings."""
     if source.kind != "image" or source.x.dtype != np.uint8:
-        raise BadInput(f"encoder = {encoder!r} takes images with pixels of one byte; leave it out")
-    net, part = _network(encoder, source.shape, source.classes)
+        raise BadInput(
+            f"encoder = {expression!r} takes images with pixels of one byte; leave it out"
+        )
+    encoder = FixedEncoder.of(expression, source.shape)
     if weights is not None:
-        fill(net, weights, "head.*", f"encoder = {encoder!r}")
-    x = _outputs(net, part, source.x)
+        encoder.filled(weights, expression)
+    x = _outputs(encoder, source.x)
     return replace(source, x=x, kind=_kind(x.shape[1:]), path=None)
 
 
 def form_of_inputs(
-    kind: Kind, shape: tuple[int, ...], classes: int, encoder: str | None
+    kind: Kind, shape: tuple[int, ...], encoder: str | None
 ) -> tuple[Kind, tuple[int, ...]]:
     """Kind and shape of what a run's networks see of such rows; needs neither rows nor weights."""
     if encoder is None:
         return kind, shape
-    net, part = _network(encoder, shape, classes)
-    encoded_shape = tuple(net.shape_of(part))
+    encoded_shape = FixedEncoder.of(encoder, shape).shape
     return _kind(encoded_shape), encoded_shape
 
 
@@ -71,31 +71,12 @@ def _kind(shape: tuple[int, ...]) -> Kind:
     return "image" if len(shape) == 3 else "table"
 
 
-def _network(encoder: str, shape: tuple[int, ...], classes: int) -> tuple[Net, str]:
-    """The encoder for such images, and its part whose outputs are wanted."""
-    name, part = _parsed(encoder)
-    net = build_model(f"{name}(stages=fine)", shape, classes, seed=0)
-    parts = [stage for stage in net.reads if stage != net.logits]
-    if part not in parts:
-        raise UnknownName(f"part of {name}", part, parts)
-    return net, part
-
-
-def _parsed(encoder: str) -> tuple[str, str]:
-    """Network and part."""
-    name, _, part = encoder.partition("/")
-    if name not in PRETRAINED:
-        raise UnknownName("pretrained network", name, PRETRAINED)
-    return name, part
-
-
 @torch.no_grad()
-def _outputs(net: Net, part: str, images: np.ndarray) -> np.ndarray:
-    x = np.empty((len(images), *net.shape_of(part)), np.float32)
-    weights = net.tree()
+def _outputs(encoder: FixedEncoder, images: np.ndarray) -> np.ndarray:
+    x = np.empty((len(images), *encoder.shape), np.float32)
+    weights = encoder.weights
     with one_thread():
         for start in range(0, len(images), _ROWS):
             rows = slice(start, start + _ROWS)
-            pixels = torch.from_numpy(np.array(images[rows])).float() / 255
-            x[rows] = net(weights, pixels, want=part)[part].numpy()
+            x[rows] = encoder(weights, torch.from_numpy(np.array(images[rows]))).numpy()
     return x

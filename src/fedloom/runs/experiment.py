@@ -50,6 +50,8 @@ class Experiment:
     plans: list[Plan]
     model: Model | None = None
     """The network, where it was handed over as an object."""
+    data_path: Path | None = None
+    """Where the data lies, where the configuration's path does not say."""
 
     @property
     def splits(self) -> tuple[SplitName, ...]:
@@ -107,7 +109,8 @@ class Experiment:
             **training_settings(filled),
         )
         plans = _plans(program, config, protocol)
-        return cls(resolved, program, divided, protocol, plans, model)
+        path = Path(data) if isinstance(data, str | Path) else None
+        return cls(resolved, program, divided, protocol, plans, model, path)
 
     def training_alone(self) -> Program:
         """The run's networks, as they begin before the method extends them, its task and how its
@@ -131,7 +134,7 @@ class Experiment:
         _check_data(protocol, self.data, self.config.newcomers)
         config = self.config.changed(protocol=expression, out=None)
         plans = _plans(program, config, protocol)
-        return Experiment(config, program, self.data, protocol, plans, self.model)
+        return replace(self, config=config, program=program, protocol=protocol, plans=plans)
 
 
 def _method(config: RunConfig, method: Method | None) -> Method:

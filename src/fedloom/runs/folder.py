@@ -42,7 +42,8 @@ class RunPaths:
     """Where a run keeps what; enough for whoever only reads a run.
 
     `config` (the resolved configuration; its presence makes the folder a run), `versions` (what
-    `current_versions` said when the run began), `partition` (which rows every client holds),
+    `current_versions` said when the run began), `data_path` (where the data lies, of which the
+    configuration has a relative path), `partition` (which rows every client holds),
     `metrics` (the journal), `digests` (of every message and state), `ledger` (what left which
     client), `diagnostics` (what `diagnose` found), `checkpoints` (a folder), `summary` (the result
     of a run that ended), `report` (what a live page leaves), and, where loggers watched, a folder
@@ -53,6 +54,7 @@ class RunPaths:
         self.path = Path(path)
         self.config = self.path / "config.json"
         self.versions = self.path / "versions.json"
+        self.data_path = self.path / "data_path.json"
         self.partition = self.path / "partition.json"
         self.metrics = self.path / "metrics.jsonl"
         self.digests = self.path / "digests.jsonl"
@@ -202,6 +204,7 @@ class RunFolder(RunPaths):
         return (
             self.config,
             self.versions,
+            self.data_path,
             self.partition,
             self.metrics,
             self.digests,

@@ -14,7 +14,8 @@ from fedloom.extensions import replaced
 from fedloom.methods import describe
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import OBJECT, Experiment, Model, check_not_divided_again
-from fedloom.runs.stored import read_config
+from fedloom.runs.folder import RunPaths
+from fedloom.runs.stored import read_config, stored_data_path
 
 
 @dataclass(frozen=True)
@@ -38,12 +39,13 @@ class Given:
         model = self.model if isinstance(self.model, str) else OBJECT
         return RunConfig.checked({**settings, "method": self.label, "data": data, "model": model})
 
-    def build(self, config: RunConfig) -> Experiment:
-        """The experiment of a configuration and these objects."""
+    def build(self, config: RunConfig, data_path: str | None = None) -> Experiment:
+        """The experiment of a configuration and these objects; `data_path` is where the data lies,
+        where that is not to be found by the configuration."""
         return Experiment.build(
             config,
             None if isinstance(self.method, str) else self.method,
-            None if isinstance(self.data, str | Path) else self.data,
+            data_path if isinstance(self.data, str | Path) else self.data,
             None if isinstance(self.model, str) else self.model,
         )
 
@@ -77,4 +79,5 @@ def rebuilt(
     more: dict[str, Any] = {} if rounds is None else {"rounds": rounds}
     more["imports"] = replaced(config.imports, imports)
     # A folder that was moved is resumed where it is now.
-    return given.build(config.changed(out=str(path), **more))
+    data_path = stored_data_path(RunPaths(path)) if data is None else None
+    return given.build(config.changed(out=str(path), **more), data_path)

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedloom.data import FederatedData, RemoteData, Source, federate, load
 from fedloom.data.local import input_columns
+from fedloom.data.text import POSITIONS
 from fedloom.errors import BadInput, UnknownName
 from fedloom.runs.client_models import columns_of
 from fedloom.runs.encoder import through_encoder
@@ -68,10 +69,11 @@ def newcomer_rows(experiment: Experiment, data: Any, reading: Reading) -> Newcom
 def _source(
     experiment: Experiment, data: Any, reading: Reading, columns: tuple[str, ...]
 ) -> Source:
-    config = experiment.config
-    if experiment.data.kind == "text" and not isinstance(data, Source):
+    config, run = experiment.config, experiment.data
+    words = run.source.words if isinstance(run, FederatedData) else ()
+    if run.kind == "text" and not words and not isinstance(data, Source):
         raise BadInput(
-            "the words behind the token ids of this run are not kept with it; give token ids:"
+            "the words behind the token ids of this run are not known; give token ids:"
             " fedloom.Source.from_arrays(ids, y, kind='text')"
         )
     source = load(
@@ -80,7 +82,9 @@ def _source(
         image_size=reading.image_size or config.image_size,
         label=reading.label or (config.label if _has_columns(data) else None),
         inputs=columns,
-        targets=experiment.data.targets,
+        targets=run.targets,
+        words=words,
+        positions=run.shape[0] if words else POSITIONS,
     )
     return through_encoder(source, config)
 
@@ -92,9 +96,9 @@ def _columns(experiment: Experiment, data: Any, reading: Reading) -> tuple[str, 
     named = reading.inputs or (config.inputs if _has_columns(data) else None)
     if named is not None:
         return tuple(name.strip() for name in named.split(",") if name.strip())
-    if run.kind != "table" or not _has_columns(data) or _is_npz(data):
+    if run.kind not in ("table", "text") or not _has_columns(data) or _is_npz(data):
         return ()
-    wanted = run.columns if isinstance(run, RemoteData) else columns_of(config, run.shape)
+    wanted = run.columns if isinstance(run, RemoteData) else columns_of(experiment)
     path = Path(data).expanduser() if isinstance(data, str | Path) else None
     label = reading.label or config.label
     headers = input_columns(path, label) if path is not None and path.exists() else ()
@@ -142,7 +146,13 @@ def _as_the_run_has_it(experiment: Experiment, source: Source) -> Source:
             f" {run.vocabulary}; number words as for the run"
         )
     names = run.source.class_names if isinstance(run, FederatedData) else run.class_names
-    numbered = replace(source, vocabulary=run.vocabulary)
+    words = run.source.words if isinstance(run, FederatedData) else ()
+    if words and source.words and source.words != words:
+        raise BadInput(
+            f"the words of {source.name!r} have other token ids than those of the run; give the"
+            " texts themselves, a path or a table"
+        )
+    numbered = replace(source, vocabulary=run.vocabulary, words=words)
     return _renumbered(numbered, names) if run.targets == "classes" else _named(numbered, names)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from fedloom.core.score import Moment
 from fedloom.core.tree import State
 from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
 from fedloom.runs.adapted import Adapted, adapt
-from fedloom.runs.client_models import States, model_of
+from fedloom.runs.client_models import States, model_of, states_at_chosen_round
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.newcomer_rows import Reading
 from fedloom.serving.model import PersonalModel
@@ -45,8 +46,15 @@ class Result:
 
     def client(self, name: int | str) -> PersonalModel:
         """The model of one client, by its number or its site's name: the one that the run's
-        protocol judges, as it was after the last round."""
+        protocol judges, as it was after the last round; or after the one that the protocol chose
+        by its scores, where a checkpoint has it, and else with a warning."""
         return model_of(self, name)
+
+    @cached_property
+    def at_chosen_round(self) -> tuple[RoundRecord, States] | None:
+        """The round before the last that the result is of, and the states after it, where they are
+        kept."""
+        return states_at_chosen_round(self)
 
     def adapt(
         self,

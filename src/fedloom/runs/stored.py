@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedloom.data.load import path_of
 from fedloom.errors import BadInput, RunFolderError
-from fedloom.files import parse_json, read_regular
+from fedloom.files import parse_json, read_regular, write_json
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import Experiment
+from fedloom.runs.experiment import OBJECT, Experiment
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.store import ClientStates
 
@@ -28,6 +29,26 @@ def read_config(path: str | Path) -> RunConfig:
         raise RunFolderError(f"{paths.config} holds no settings but {settings!r:.60}; restore it")
     paths.check_format()
     return RunConfig.checked(settings)
+
+
+def write_data_path(config: RunConfig, paths: RunPaths) -> None:
+    """Note where data lies that the configuration names by a relative path: whoever opens the run
+    may be elsewhere."""
+    place = None if config.data == OBJECT else path_of(config.data)
+    if place is not None and not Path(config.data).expanduser().is_absolute():
+        write_json(paths.data_path, {"path": str(place)})
+
+
+def stored_data_path(paths: RunPaths) -> str | None:
+    """Where a run's data lay when it began, if that was noted and it still does."""
+    try:
+        noted = parse_json(read_regular(paths.data_path))
+        place = noted["path"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise RunFolderError(f"{paths.data_path} cannot be read; restore or delete it") from None
+    return place if isinstance(place, str) and Path(place).exists() else None
 
 
 def difference(config: RunConfig) -> str:

@@ -12,13 +12,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from fedloom.errors import BadInput, FedloomError, UnknownName, needs_extra
 from fedloom.files import jsonable, parse_json
 from fedloom.serving.model import PersonalModel
+from fedloom.serving.requests_page import requests_page
 
 if TYPE_CHECKING:
     from fastapi import FastAPI, Request
@@ -81,17 +82,21 @@ class Models:
 def application(models: Models, limits: Limits, hosts: Sequence[str] = ()) -> FastAPI:
     """The service; `hosts` are the names by which it may be asked (none: by any)."""
     with needs_extra("serve"):
-        from fastapi import FastAPI, Request
+        from fastapi import FastAPI, Path, Request
         from fastapi.exceptions import RequestValidationError
         from starlette.concurrency import run_in_threadpool
         from starlette.exceptions import HTTPException
         from starlette.middleware.trustedhost import TrustedHostMiddleware
+        from starlette.responses import HTMLResponse
 
     app = FastAPI(
         title="fedloom",
         description="Predictions of the clients' models of one run.",
         openapi_tags=[{"name": "models"}],
+        docs_url=None,
+        redoc_url=None,
     )
+    name_of_client = Annotated[str, Path(description="a client's name, as GET /clients lists it")]
     app.add_middleware(_SizeLimit, most=limits.bytes)
     if hosts:
         # A page elsewhere could give this address a name of its own (DNS rebinding).
@@ -107,7 +112,6 @@ def application(models: Models, limits: Limits, hosts: Sequence[str] = ()) -> Fa
         return {"clients": list(models.names), "limits": most}
 
     # Names may hold slashes.
-    @app.get("/clients/{client:path}/card", tags=["models"], summary="What is known of a model.")
     def card(client: str) -> dict[str, Any]:
         with models.lock:
             fields: dict[str, Any] = jsonable(models[client].card.model_dump())
@@ -123,18 +127,63 @@ def application(models: Models, limits: Limits, hosts: Sequence[str] = ()) -> Fa
         return await run_in_threadpool(answer)
 
     # FastAPI reads the types of an inner function from its annotations, which are text here.
-    predict.__annotations__.update(request=Request, client=str)
+    card.__annotations__.update(client=name_of_client)
+    predict.__annotations__.update(request=Request, client=name_of_client)
+    app.get(
+        "/clients/{client:path}/card",
+        tags=["models"],
+        summary="What is known of a model.",
+        responses=_errors(404),
+    )(card)
     app.post(
         "/clients/{client:path}/predict",
         tags=["models"],
         summary="Predictions of one or many raw rows.",
+        responses=_errors(400, 404, 413),
         openapi_extra={"requestBody": {"required": True, "content": _BODIES}},
     )(predict)
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        return _without_unused_answers(described())
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Any:
+        return HTMLResponse(requests_page(app.openapi()))
 
     app.add_exception_handler(FedloomError, _refused)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(RequestValidationError, _refused)
     return app
+
+
+_ERRORS: Mapping[int, str] = {
+    400: "The rows cannot be read or predicted.",
+    404: "There is no such client.",
+    413: "The request is larger than it may be.",
+}
+"""Status -> why; the body is a sentence."""
+_SENTENCE: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string", "description": "one sentence"}},
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": _SENTENCE}}
+    return {code: {"description": _ERRORS[code], "content": content} for code in statuses}
+
+
+def _without_unused_answers(document: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI lists its own answer to what it cannot read (422), which is a sentence (400) here."""
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            operation["responses"].pop("422", None)
+    document.pop("components", None)
+    return document
 
 
 _BODIES: Mapping[str, Any] = {
@@ -145,7 +194,8 @@ _BODIES: Mapping[str, Any] = {
             "properties": {
                 "rows": {
                     "oneOf": [{"type": "array", "items": {}}, {"type": "object"}],
-                    "description": "raw rows, nested lists; of several inputs a list for each",
+                    "description": "raw rows, nested lists; of several inputs a list for each;"
+                    " texts for a model of text",
                 }
             },
         }

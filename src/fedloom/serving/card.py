@@ -24,6 +24,8 @@ from fedloom.files import jsonable, parse_json, read_regular, write_atomic, writ
 from fedloom.serving.preprocessing import Dtype, Preprocessing
 
 CARD, IN_WORDS = "card.json", "CARD.md"
+WORDS = "vocabulary.txt"
+"""The file with the words of a model of text: a line each, the first has the id 2."""
 FORMAT: Literal[2] = 2
 """Of cards. 1: of a deployed site's model alone."""
 _FILE = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -31,6 +33,14 @@ _SHOWN = 40
 """Names that the card in words lists at most."""
 _UNNAMED_OUTPUTS = 10_000
 """Outputs that need no names at most."""
+_COLUMNS: Mapping[Targets, str] = {
+    "classes": "One column for each class, with its probability",
+    "labels": "One column for each label, with the probability that a row has it",
+    "numbers": "One column for each number, in the unit of the data",
+}
+"""What the columns of a prediction are."""
+_MAY_BE_ABSENT = ("chosen_rounds", "fields", "encoded")
+"""Fields that a card is written without where they say nothing."""
 
 
 NotNegative = Annotated[int, Field(ge=0)]
@@ -72,6 +82,8 @@ class Card(BaseModel):
     """When it was as it is: as received, after local training, after fine-tuning, or as kept."""
     round: int
     """After which round."""
+    chosen_rounds: Annotated[list[int], Field(max_length=10**6)] = []
+    """The rounds that the run's result is of, where its protocol chose others than this one."""
     method: str
     """With all settings."""
     network: str
@@ -111,7 +123,10 @@ class Card(BaseModel):
     columns: list[str]
     """Of a table, in the order of a row, where they are known."""
     encoder: str | None
-    """The frozen network whose outputs are the rows, if any."""
+    """The frozen network that rows go through before the client's, if any."""
+    encoded: Annotated[list[Side], Field(max_length=3)] = []
+    """Shape of what the encoder makes of a row; then `mean` and `std` are of that. Empty in cards
+    of before, whose rows are the encoder's outputs themselves."""
     task: str
     """What was learned."""
     predicts: Targets
@@ -158,19 +173,33 @@ class Card(BaseModel):
         """What raw rows look like and how they are normalised."""
         scaling = Scaling(tuple(self.mean), tuple(self.std))
         shape, fields = tuple(self.shape), tuple(self.fields)
-        return Preprocessing(self.kind, shape, self.dtype, scaling, fields)
+        return Preprocessing(self.kind, shape, self.dtype, scaling, fields, tuple(self.encoded))
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The name of every output, where the data names them."""
         return tuple(self.class_names) if len(self.class_names) == self.outputs else ()
 
+    @property
+    def warning(self) -> str:
+        """That the run's result is not of this model; empty where it is."""
+        if not self.chosen_rounds:
+            return ""
+        one = len(self.chosen_rounds) == 1
+        return (
+            f"the run's result is of round{'' if one else 's'} {_listed(self.chosen_rounds)}, which"
+            f" its protocol chose, and this model of client {self.name} is as it was after round"
+            f" {self.round}, with its own scores on its card; a run with checkpoint_every=1 keeps"
+            " the states of a chosen round as far as history allows"
+        )
+
     def write(self, folder: Path, files: Mapping[str, bytes]) -> None:
         """Write the card, in both forms, for these files, which are written already."""
         digests = {name: sha256(content).hexdigest() for name, content in files.items()}
         described = self.model_copy(update={"files": digests})
         write_atomic(folder / IN_WORDS, described.in_words())
-        plain = jsonable(described.model_dump(exclude=None if self.fields else {"fields"}))
+        absent = {name for name in _MAY_BE_ABSENT if not getattr(self, name)}
+        plain = jsonable(described.model_dump(exclude=absent))
         write_json(folder / CARD, {**plain, "sha256": _digest(plain)})  # now this is the model
 
     @classmethod
@@ -252,15 +281,29 @@ class Card(BaseModel):
             return self._several_inputs()
         axes = " x ".join(["n", *map(str, self.shape)])
         lines = [f"Raw rows, {self.kind}, `{axes}`, {of}."]
-        if self.dtype != "int64":
-            unit = "row / 255" if self.dtype == "uint8" else "row"
+        if self.encoded:
             lines.append(
-                f"The model itself normalises them: ({unit} - mean) / deviation, with mean"
+                f"Inside the model they first go through the frozen encoder `{self.encoder}`, which"
+                f" makes `{' x '.join(['n', *map(str, self.encoded)])}` numbers of them."
+            )
+        if self.dtype != "int64":
+            unit = "row / 255" if self.dtype == "uint8" and not self.encoded else "row"
+            lines.append(
+                f"The model itself normalises {'these' if self.encoded else 'them'}:"
+                f" ({unit} - mean) / deviation, with mean"
                 f" {_listed(self.mean)} and deviation {_listed(self.std)}."
+            )
+        if self.dtype == "int64" and WORDS in self.files:
+            lines.append(
+                f"The ids are of the words in `{WORDS}`, a line each: the first has the id 2, 1 is"
+                " any other word, 0 fills up short texts, longer ones are cut. Words are in lower"
+                " case, without white space, quotes, colons and semicolons; each of `.,()!?'` is a"
+                " word. Loaded by fedloom, the model takes texts. The words are those of all"
+                " clients' texts, test rows included: whoever gets the model gets them too."
             )
         if self.columns:
             lines.append(f"Columns, in this order: {_listed(self.columns)}.")
-        if self.encoder is not None:
+        if self.encoder is not None and not self.encoded:
             lines.append(f"Rows are what the frozen encoder `{self.encoder}` makes of images.")
         return "\n\n".join(lines)
 
@@ -294,7 +337,7 @@ class Card(BaseModel):
     def _outputs(self) -> str:
         lines = [f"`n x {self.outputs}`, predictions of the task {self.task}."]
         if self.classes:
-            lines.append(f"One column for each class: {_listed(self.classes)}.")
+            lines.append(f"{_COLUMNS[self.predicts]}: {_listed(self.classes)}.")
         if self.draws:
             lines.append(
                 "The method averages over random draws. The run drew anew for every row; this"
@@ -321,10 +364,11 @@ class Card(BaseModel):
             for split, metrics in self.metrics.items()
             for metric in metrics
         ]
+        warning = f"Note that {self.warning}.\n\n" if self.warning else ""
         if not lines:
-            return "The run recorded no score of this very model at this client."
+            return f"{warning}The run recorded no score of this very model at this client."
         head = ["rows", "metric", *sources]
-        return "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines])
+        return warning + "\n".join([f"| {' | '.join(head)} |", "|---" * len(head) + "|", *lines])
 
     def _sharing(self) -> str:
         shared = f"Left the client in training: {_listed(self.shared) or 'nothing'}."

@@ -34,7 +34,7 @@ def export(model: PersonalModel, format: str, folder: str | Path) -> Path:
     if format == "safetensors":
         model.save(folder)
         return folder
-    files = FORMATS[format](model)
+    files = {**FORMATS[format](model), **model.word_file()}
     for name, content in files.items():
         write_atomic(folder / name, content)
     model.card.write(folder, files)

@@ -28,7 +28,7 @@ _TRACED_ROWS = 3
 
 class Predictor(nn.Module):
     """A client's model with every tensor as a buffer: weights, what the method keeps beside them,
-    normalisation and draws."""
+    the encoder before the network, normalisation and draws."""
 
     def __init__(self, model: PersonalModel) -> None:
         super().__init__()
@@ -39,6 +39,8 @@ class Predictor(nn.Module):
             for key, value in tree.items():
                 buffer = self._new_buffer(f"{name}__{key}", value)
                 self._places[buffer] = (name, key)
+        encoding = {} if model.encoder is None else model.encoder.weights
+        self._encoding = {k: self._new_buffer(f"encoder__{k}", v) for k, v in encoding.items()}
         scale, offset = model.card.preprocessing.scale_and_offset
         self._scale = self._constant("scale", scale)
         self._offset = self._constant("offset", offset)
@@ -50,6 +52,8 @@ class Predictor(nn.Module):
         state: State = {name: {} for name in model.state}
         for buffer, (name, key) in self._places.items():
             state[name][key] = getattr(self, buffer)
+        if model.encoder is not None:
+            rows = model.encoder({k: getattr(self, b) for k, b in self._encoding.items()}, rows)
         scale, offset = self._value(self._scale), self._value(self._offset)
         inputs = model.card.preprocessing(rows, scale, offset)
         with FixedDraws([getattr(self, name) for name in self._draws]):
@@ -135,6 +139,8 @@ def _released(model: PersonalModel) -> Iterator[None]:
         yield
     finally:
         model.net.unbind()
+        if model.encoder is not None:
+            model.encoder.net.unbind()
 
 
 @contextmanager

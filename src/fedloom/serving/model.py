@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
@@ -22,22 +23,27 @@ from fedloom.core.task import parse_task
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, place, place_state, plain_state
 from fedloom.core.wire import pack, unpack
+from fedloom.data.text import FIRST, numbered
 from fedloom.errors import BadInput, FedloomError
 from fedloom.expression import parse_one
 from fedloom.extensions import Place, load_extensions, plain_path
 from fedloom.files import write_atomic
 from fedloom.methods import parse_method
 from fedloom.models import build_model, outside_places
+from fedloom.models.fixed_encoder import FixedEncoder, pretrained_encoder
 from fedloom.models.size import counted
 from fedloom.serving.answers import Answers
-from fedloom.serving.card import Card
+from fedloom.serving.card import WORDS, Card
 from fedloom.serving.draws import FixedDraws, draws_of
 
+log = logging.getLogger("fedloom")
 TENSORS = "personal-{}.safetensors"
 _ONE_AT_A_TIME = RLock()
 """A network's weights are set before it runs, and the models of one run share networks: two threads
 would get each other's answers."""
 _MOST_BYTES = 1 << 36
+_MOST_WORDS = 1 << 26
+"""Bytes of a file of words."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,31 +61,71 @@ class PersonalModel:
     state: State
     """Everything a prediction needs, by slice."""
     card: Card
+    words: tuple[str, ...] = ()
+    """Of a model of text: those with a token id, from 2 on, where they are known."""
 
     @classmethod
-    def of(cls, program: Program, state: State, card: Card) -> PersonalModel:
+    def of(
+        cls, program: Program, state: State, card: Card, words: tuple[str, ...] = ()
+    ) -> PersonalModel:
         """A model whose card also says how often it draws."""
-        model = cls(program, place_state(plain_state(state), torch.device("cpu")), card)
-        return cls(program, model.state, card.model_copy(update={"draws": len(model.draws)}))
+        model = cls(program, place_state(plain_state(state), torch.device("cpu")), card, words)
+        return model.described(draws=len(model.draws))
+
+    def described(self, **changes: Any) -> PersonalModel:
+        """The same model, whose card says something more."""
+        return replace(self, card=self.card.model_copy(update=changes))
 
     @property
     def net(self) -> Net:
         """The client's network, whose weights are in the state."""
         return self.program.net(self.card.client)
 
+    @cached_property
+    def encoder(self) -> FixedEncoder | None:
+        """What raw images go through before the network, if the run had one."""
+        if self.card.encoder is None or not self.card.encoded:
+            return None
+        return pretrained_encoder(self.card.encoder, tuple(self.card.shape))
+
     @torch.no_grad()
-    def predict(self, x: Any) -> Tensor:
+    def predict(self, x: Any, *, encoded: bool = False) -> Tensor:
         """The task's prediction of raw rows [n, ...], as the client's data has them: probabilities
-        [n, K] for classes. A row gets the same answer alone and among others, up to rounding."""
+        [n, K] for classes. A row gets the same answer alone and among others, up to rounding. A
+        model of text takes texts, or their token ids.
+
+        `encoded`: the rows went through the model's encoder already.
+        """
         preprocessing = self.card.preprocessing
-        rows, scaling = preprocessing.rows(x), preprocessing.scale_and_offset
+        if encoded:
+            preprocessing = preprocessing.behind_encoder
+        encoder = self.encoder if preprocessing.encoded else None
+        weights = {} if encoder is None else encoder.weights
+        rows, scaling = preprocessing.rows(self._ids(x)), preprocessing.scale_and_offset
         cpu, parts = torch.device("cpu"), []
         with _ONE_AT_A_TIME, one_thread():  # as in the run: the last bits of a sum depend on it
             for raw in torch.split(rows, SCAN_ROWS):
-                inputs = place(preprocessing(raw, *scaling), cpu)
+                read = raw if encoder is None else encoder(weights, raw)
+                inputs = place(preprocessing(read, *scaling), cpu)
                 with FixedDraws(self.draws), _naming_unknown_ids(self.card, raw):
                     parts.append(self.prediction(self.state, inputs))
         return torch.cat(parts)
+
+    def _ids(self, x: Any) -> Any:
+        """Texts by their token ids; other rows as they are."""
+        if self.card.kind != "text" or not isinstance(x, Iterable):
+            return x
+        if isinstance(x, str):
+            raise BadInput("the model takes a list of texts, also where it is a single one")
+        texts = list(x)
+        if not texts or not all(isinstance(text, str) for text in texts):
+            return x
+        if not self.words:
+            raise BadInput(
+                "the model takes token ids and no texts: its data were ids, whose words it does not"
+                " know"
+            )
+        return numbered(texts, self.words, self.card.shape[0])
 
     def answers(self, x: Any) -> Answers:
         """The predictions of raw rows with the names of what was predicted; a prediction that is
@@ -104,7 +150,8 @@ class PersonalModel:
     def draws(self) -> list[Tensor]:
         """What the method draws to predict a row, drawn once; nearly always nothing."""
         preprocessing = self.card.preprocessing
-        row = preprocessing(preprocessing.zeros(1), *preprocessing.scale_and_offset)
+        zeros = preprocessing.behind_encoder.zeros(1)
+        row = preprocessing(zeros, *preprocessing.scale_and_offset)
         with torch.no_grad(), _ONE_AT_A_TIME, one_thread():
             return draws_of(
                 lambda inputs: self.prediction(self.state, inputs),
@@ -118,11 +165,17 @@ class PersonalModel:
         folder = Path(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name, packed = TENSORS.format(self.card.state_sha256[:12]), pack(self.state)
-        write_atomic(folder / name, packed)
-        self.card.write(folder, {name: packed})
+        files = {name: packed, **self.word_file()}
+        for file, content in files.items():
+            write_atomic(folder / file, content)
+        self.card.write(folder, files)
         for old in folder.glob(TENSORS.format("*")):
             if old.name != name:
                 old.unlink(missing_ok=True)
+
+    def word_file(self) -> dict[str, bytes]:
+        """The words of a model of text, a line each, as a file by its name."""
+        return {WORDS: "".join(f"{word}\n" for word in self.words).encode()} if self.words else {}
 
     @classmethod
     def load(cls, folder: str | Path, imports: Sequence[str] | None = None) -> PersonalModel:
@@ -156,7 +209,7 @@ class PersonalModel:
             state = place_state(unpack(packed), torch.device("cpu"))
             with counted(_most_numbers(state), "that the model's tensors allow; restore its card"):
                 program = _program(card, network)
-            model = cls(program, state, card)
+            model = cls(program, state, card, _words(card, Path(folder)))
             model.predict(card.preprocessing.zeros(1))
         except FedloomError:
             raise
@@ -165,7 +218,26 @@ class PersonalModel:
                 f"the model in {folder} cannot be used ({type(e).__name__}:"
                 f" {str(e).partition(chr(10))[0]}); its tensors do not fit its card: restore both"
             ) from None
+        model.warn()
         return model
+
+    def warn(self) -> None:
+        """Log that the run's result is not of this model, where it is not."""
+        if self.card.warning:
+            log.warning("%s", self.card.warning)
+
+
+def _words(card: Card, folder: Path) -> tuple[str, ...]:
+    """The words of a model's folder, if it has any."""
+    if WORDS not in card.files:
+        return ()
+    words = tuple(card.content(folder, WORDS, _MOST_WORDS).decode(errors="replace").split("\n"))
+    if len(words) - 1 + FIRST != card.vocabulary:
+        raise BadInput(
+            f"{folder / WORDS} has {len(words) - 1} words, and the model's card wants"
+            f" {card.vocabulary - FIRST}; restore both"
+        )
+    return words[:-1]
 
 
 @contextmanager
@@ -210,7 +282,7 @@ def _network(card: Card) -> str:
 def _program(card: Card, network: str) -> Program:
     net = build_model(
         network,
-        tuple(card.shape),
+        tuple(card.encoded or card.shape),
         card.outputs,
         seed=card.seed,
         vocabulary=card.vocabulary,

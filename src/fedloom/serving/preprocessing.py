@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -40,6 +40,16 @@ class Preprocessing:
     scaling: Scaling
     fields: Fields = ()
     """The inputs of a row, where there are several or rows are of unlike length."""
+    encoded: tuple[int, ...] = ()
+    """Shape of what a frozen encoder makes of a row, where one comes before the network; then it is
+    this that is normalised."""
+
+    @property
+    def behind_encoder(self) -> Preprocessing:
+        """Of what the encoder makes of rows; the same where there is none."""
+        if not self.encoded:
+            return self
+        return replace(self, shape=self.encoded, dtype="float32", encoded=())
 
     def rows(self, x: Any) -> Tensor:
         """A user's rows as one tensor [n, ...] of the model's type, checked. Several inputs are
@@ -92,11 +102,12 @@ class Preprocessing:
     @property
     def scale_and_offset(self) -> tuple[Tensor | float, Tensor | float]:
         """The network reads `raw * scale + offset`, computed as in training."""
-        inputs = Inputs(self.zeros(1), 1.0, 0.0, None, self.fields).scaled(self.scaling)
+        zeros = self.behind_encoder.zeros(1)
+        inputs = Inputs(zeros, 1.0, 0.0, None, self.fields).scaled(self.scaling)
         return inputs.scale, inputs.offset
 
     def __call__(self, raw: Tensor, scale: Tensor | float, offset: Tensor | float) -> Tensor:
-        """The network's input of checked rows."""
+        """The network's input of checked rows, or of what the encoder made of them."""
         if self.dtype == "int64":
             return raw
         inputs = torch.mul(raw, scale).add(offset)

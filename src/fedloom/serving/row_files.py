@@ -17,6 +17,9 @@ from fedloom.data.roles import USUAL, numbers
 from fedloom.errors import BadInput
 from fedloom.serving.card import Card
 
+TEXT = ".txt"
+"""Suffix of a file with a text in each line."""
+
 
 @dataclass(frozen=True)
 class NamedRows:
@@ -29,7 +32,8 @@ class NamedRows:
 
 
 def read_rows(path: str | Path, card: Card) -> NamedRows:
-    """Rows for a model from a folder of images or an image, `.npy`, `.npz`, CSV or parquet file."""
+    """Rows for a model from a folder of images or an image, a `.npy`, `.npz`, CSV or parquet file,
+    or a `.txt` file with a text in each line."""
     path = Path(path)
     if not path.exists():
         raise BadInput(f"there is no file or folder {path}; give rows to predict")
@@ -47,11 +51,13 @@ def read_rows(path: str | Path, card: Card) -> NamedRows:
         return _images(path if path.is_dir() else path.parent, files, card)
     if path.is_dir() and card.kind == "image":
         raise BadInput(f"there is no image in {path}; give a folder of images")
+    if suffix == TEXT:
+        return _lines(path, card)
     if path.is_dir() or suffix in tables.SUFFIXES:
         return _table(path, card)
     raise BadInput(
         f"cannot tell what {path} holds; give images, or a file ending in .npy, .npz,"
-        f" {', '.join(sorted(tables.SUFFIXES))}"
+        f" {TEXT}, {', '.join(sorted(tables.SUFFIXES))}"
     )
 
 
@@ -85,14 +91,43 @@ def _array(path: Path) -> np.ndarray:
 
 
 def _images(root: Path, files: Sequence[Path], card: Card) -> NamedRows:
-    if card.kind != "image" or card.encoder is not None or card.dtype != "uint8":
-        what = f"what {card.encoder} makes of images" if card.encoder else f"{card.kind} rows"
+    outputs = card.encoder is not None and not card.encoded
+    if card.kind != "image" or outputs or card.dtype != "uint8":
+        what = f"what {card.encoder} makes of images" if outputs else f"{card.kind} rows"
         raise BadInput(f"the model takes {what} ({card.dtype}) and no image files; give .npy")
     names = [str(file.relative_to(root)) for file in files]
     return NamedRows(pictures_as(files, tuple(card.shape)), names, "file")
 
 
+def _lines(path: Path, card: Card) -> NamedRows:
+    if card.kind != "text":
+        raise BadInput(f"the model takes {card.kind} rows and no texts; give another kind of file")
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as e:
+        raise BadInput(f"cannot read {path} ({tables.first_line(e)}); write it in UTF-8") from None
+    return NamedRows(texts, _numbers(len(texts)), "row")
+
+
+def _texts(path: Path, card: Card) -> NamedRows:
+    """The column of a table that the model was trained on, or the only one that is text."""
+    with tables.opened(path) as table:
+        columns = card.columns or [c for c in table.columns if table.holds(c) == "text"]
+        if len(columns) > 1:
+            columns = [name for name in columns if name not in USUAL.label]
+        if len(columns) != 1 or columns[0] not in table.columns:
+            wanted = repr(card.columns[0]) if card.columns else "of text that is the only one"
+            raise BadInput(
+                f"{path} has no column {wanted}; it has: {', '.join(table.columns)}. Give a table"
+                f" with that column, or a {TEXT} file with a text in each line"
+            )
+        texts = [str(text) for text in table.whole(columns[0]).tolist()]
+    return NamedRows(texts, _numbers(len(texts)), "row")
+
+
 def _table(path: Path, card: Card) -> NamedRows:
+    if card.kind == "text":
+        return _texts(path, card)
     if card.kind != "table":
         instead = "an .npz file with its inputs" if card.fields else "a .npy file"
         raise BadInput(f"the model takes {card.kind} rows and no table; give {instead}")

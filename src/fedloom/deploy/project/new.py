@@ -141,7 +141,7 @@ def model_for_sites(run: RunConfig, schema: Schema | None) -> str:
     from fedloom.runs.experiment import default_model
 
     classes = len(schema.class_names)
-    kind, shape = form_of_inputs(schema.kind, schema.shape, classes, run.encoder)
+    kind, shape = form_of_inputs(schema.kind, schema.shape, run.encoder)
     instead = WITH_BATCH_NORM.get(default_model(kind, shape), run.model)
     form = SiteFacts(
         rows=ENOUGH,

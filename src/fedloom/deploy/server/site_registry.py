@@ -99,7 +99,7 @@ class SiteRegistry:
         schema, encoder = self.schema, self.settings.run.encoder
         names = schema.class_names
         # The schema is of the sites' own rows, which networks see through the encoder.
-        kind, shape = form_of_inputs(schema.kind, schema.shape, len(names), encoder)
+        kind, shape = form_of_inputs(schema.kind, schema.shape, encoder)
         columns = () if encoder else tuple(column.name for column in schema.columns)
         return RemoteData(
             self.places,

@@ -119,7 +119,8 @@ class SiteData:
                 number=visit.down.plan.t,
                 columns=input_columns(self.config.data, self.config.label),
             )
-            PersonalModel.of(experiment.program, state, card).save(folder / "model")
+            words = self.divided.source.words
+            PersonalModel.of(experiment.program, state, card, words).save(folder / "model")
 
         return Node(
             experiment.program,
