@@ -11,14 +11,14 @@ from fedloom.core.metrics import metric, words
 from fedloom.core.score import Moment
 from fedloom.core.tree import State
 from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
-from fedloom.runs.adapted import Adapted, adapt
-from fedloom.runs.client_models import States, model_of
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.newcomer_rows import Reading
-from fedloom.serving.model import PersonalModel
+from fedloom.runs.states import States
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fedloom.runs.adapted import Adapted
+    from fedloom.serving.model import PersonalModel
 
 _AT: Mapping[Moment, str] = {
     "received": "as received",
@@ -46,6 +46,8 @@ class Result:
     def client(self, name: int | str) -> PersonalModel:
         """The model of one client, by its number or its site's name: the one that the run's
         protocol judges, as it was after the last round."""
+        from fedloom.runs.client_models import model_of  # here: most runs are not asked for a model
+
         return model_of(self, name)
 
     def adapt(
@@ -76,6 +78,9 @@ class Result:
         >>> new.model.card.moment, [one.over for one in new.gains]
         ('adapted', ['received', 'alone'])
         """
+        from fedloom.runs.adapted import adapt
+        from fedloom.runs.newcomer_rows import Reading
+
         return adapt(self, data, epochs, lr, name, Reading(label, inputs, image_size, split))
 
     @property
