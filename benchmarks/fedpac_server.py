@@ -5,7 +5,8 @@
 Statistics of 1,000 clients with 50 rows of CIFAR-10 each (FedPAC's section C.9), by the network as
 it begins; the first m of them take part. Both solvers take turns in one process, and CPU seconds
 are counted, which a busy machine changes less than the clock. The solver of before comes from the
-repository's history; from `--most` participants on it is left out.
+repository's history; from `--most` participants on it is left out. `--statistics` names a file that
+keeps the statistics for the next time.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from scale import cifar10
 from torch import Tensor
 
@@ -44,9 +46,13 @@ def main() -> None:
     asked.add_argument("--participants", type=int, nargs="+", default=[100, 300, 600, 1000])
     asked.add_argument("--most", type=int, default=601)
     asked.add_argument("--repeats", type=int, default=3)
+    asked.add_argument("--statistics", type=Path)
     given = asked.parse_args()
     with one_thread(), tempfile.TemporaryDirectory() as folder:
-        before, everyone = solver_of_before(Path(folder)), statistics(max(given.participants))
+        before, kept = solver_of_before(Path(folder)), given.statistics or Path(folder) / "kept"
+        if not kept.exists():
+            save_file(statistics(max(given.participants)), kept)
+        everyone = load_file(kept)
         readings = []
         for m in given.participants:
             some = {key: value[:m] for key, value in everyone.items()}

@@ -83,9 +83,11 @@ def _wrong(support: Tensor, a: Tensor, slack: Tensor, level: Tensor) -> Tensor:
 def _padded(shared: Tensor, linear: Tensor) -> tuple[Tensor, Tensor]:
     """Q and the right-hand sides (b_i, 1) with m more unknowns that are always 0: they fill up the
     smaller supports, so that supports of unlike size are solved in one call."""
+    m = len(shared)
+    wider = torch.eye(2 * m, dtype=shared.dtype)
+    wider[:m, :m] = shared
     right = torch.stack([linear, torch.ones_like(linear)], 2)
-    more = torch.eye(len(shared), dtype=shared.dtype)
-    return torch.block_diag(shared, more), torch.cat([right, torch.zeros_like(right)], 1)
+    return wider, torch.cat([right, torch.zeros_like(right)], 1)
 
 
 def _solutions(
