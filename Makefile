@@ -52,6 +52,8 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/tricks.py
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/scale.py
+	$(BIN)/python benchmarks/fedpac_server.py
+	$(BIN)/python benchmarks/start.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/messages.py
 	$(BIN)/python benchmarks/deployment.py

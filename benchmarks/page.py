@@ -264,11 +264,55 @@ def hostile() -> str:
     return rows(["hostile", "method", *(f"`{rule}`" for rule in rules)], body)
 
 
+def fedpac_server() -> str:
+    """FedPAC's programs as they are solved now and as they were."""
+    body = []
+    for r in read("fedpac_server")["readings"]:
+        cpu, apart = r["cpu_seconds"], r["largest_difference"]
+        before = cpu.get("before")
+        body.append(
+            [
+                f"{r['participants']:,}",
+                f"{r['mean_support']:.0f}",
+                "" if before is None else f"{before:.2f}",
+                f"{cpu['now']:.2f}",
+                "" if before is None else f"{before / cpu['now']:.1f}",
+                "" if apart is None else f"{apart:.0e}" if apart else "0",
+                f"{r['largest_gap']:.0e}",
+            ]
+        )
+    head = ["participants", "with a weight", "before, CPU s", "now", "times as fast"]
+    return rows([*head, "weights differ by", "value above the minimum by at most"], body)
+
+
+def start() -> str:
+    """A run of nearly no work beside the import of torch."""
+    found = read("start")
+    names = {"torch": "`import torch`", "before": "`fedloom run`, before", "now": "now"}
+    body = []
+    for name, title in names.items():
+        times = ["", ""]
+        if name in found["times_torch"]:
+            low, high = found["spread"][name]
+            times = [
+                f"{found['times_torch'][name]:.2f} ({low:.2f} to {high:.2f})",
+                "yes" if found["times_torch"][name] <= found["at_most"] else "**no**",
+            ]
+        body.append([title, f"{found['cpu_seconds'][name]:.2f}", *times])
+    return rows(["", "CPU s", "times torch (spread)", f"at most {found['at_most']}"], body)
+
+
 PLACES = {
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile},
     "encoders.md": {"encoder": encoder},
-    "performance.md": {"speed": speed, "tricks": tricks, "scale": scale},
+    "performance.md": {
+        "speed": speed,
+        "tricks": tricks,
+        "scale": scale,
+        "fedpac_server": fedpac_server,
+        "start": start,
+    },
     "distributed.md": {
         "engines": engines,
         "deployment": deployment,

@@ -200,9 +200,8 @@ def run_command(
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
-    from fedloom.launch.start import engine_of, start
+    from fedloom.launch.start import check_policy, engine_of, start
     from fedloom.launch.terminal import profile_table, summary_table
-    from fedloom.policy.simulation import check_experiment
     from fedloom.runs.experiment import Experiment
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
@@ -215,7 +214,7 @@ def run_command(
     ):
         watchers = [*_watchers(loggers, bar, chosen.method), *pages]
         experiment = Experiment.build(chosen)
-        check_experiment(experiment, policy)
+        check_policy(experiment, policy)
         result = start(experiment, engine, watchers, overwrite)
     _show(None if quiet or as_json else summary_table(result))
     _show(profile_table(result.summary) if profile and not as_json else None)

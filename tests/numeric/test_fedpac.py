@@ -25,12 +25,13 @@ from fedloom.methods.fedrep import FedRep
 from fedloom.ops import simplex_qp as qp
 from fedloom.ops.combination import (
     centered,
-    combination_matrices,
+    combination_programs,
     combination_weights,
     combined,
     head_statistics,
 )
 from fedloom.ops.prototypes import class_means, pooled_means
+from fedloom.ops.shared_qp import likely_supports
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.runner import Runner
@@ -95,7 +96,8 @@ def test_matrix_is_the_papers_triple_loop(full):
     """For every i; clients that can serve as i in the full form have more samples than d, so
     that E[ff'] has an inverse."""
     clients, classes = samples(), 4
-    matrices = [m.numpy() for m in combination_matrices(stacked(clients, classes, full))]
+    programs = combination_programs(stacked(clients, classes, full))
+    matrices = [matrix[torch.arange(4)].numpy() for matrix, _ in programs]
     for i in [0, 2, 3] if full else range(4):
         expected = paper_matrix(clients, classes, i, full)
         assert np.abs(matrices[i] - expected).max() < 1e-11 * np.abs(expected).max()
@@ -241,9 +243,72 @@ def test_both_solvers_agree_and_large_problems_are_optimal(monkeypatch):
         problems.append(root @ root.T + np.diag(rng.uniform(0.1, 1, m)))
     pivoted = [simplex_qp(p) for p in problems]
     assert all(gap(p, a) < 1e-9 * (a @ p @ a) for p, a in zip(problems, pivoted, strict=True))
-    monkeypatch.setattr(qp, "_pivoting", lambda matrix: None)
+    monkeypatch.setattr(qp, "_pivoting", lambda matrix, support: None)
     for p, a in zip(problems, pivoted, strict=True):
         assert np.allclose(simplex_qp(p), a, atol=1e-8)
+
+
+def drawn_statistics(m, groups, spread, least_variance=0.5, k=4, d=8):
+    """Of m clients in groups: h a group's h plus normal noise, V between a least one and 1."""
+    gen = generator("drawn", m, groups)
+    centre = torch.randn(groups, k, d, generator=gen)
+    h = centre[torch.arange(m) % groups] + spread * torch.randn(m, k, d, generator=gen)
+    variance = torch.rand(m, generator=gen).clamp_min(least_variance)
+    counts = torch.randint(1, 30, (m, k), generator=gen).double()
+    return {"h": h.double(), "variance": variance.double(), "counts": counts}
+
+
+@pytest.mark.parametrize(
+    "statistics",
+    [
+        drawn_statistics(80, groups=5, spread=0.05),
+        drawn_statistics(60, groups=60, spread=0.0),
+        drawn_statistics(60, groups=1, spread=0.02),
+        drawn_statistics(60, groups=1, spread=0.0),
+        drawn_statistics(60, groups=3, spread=1e-4, least_variance=1e-7),
+        drawn_statistics(3, groups=2, spread=0.1),
+        drawn_statistics(1, groups=1, spread=0.1),
+    ],
+    ids=["groups", "all unlike", "one group", "equal", "little variance", "three", "one"],
+)
+def test_a_guess_changes_the_time_and_not_the_solution(statistics):
+    """The weights are those of the program solved from everyone, and optimal by the bound of
+    `gap`. (Among clients that are all unlike, some of those programs give up pivoting and end in
+    least squares: that is why not every bit is the same.)"""
+    for matrix, start in combination_programs(statistics):
+        whole = matrix[torch.arange(len(matrix))]
+        a = qp.simplex_qp(matrix, start)
+        assert torch.allclose(a, qp.simplex_qp(whole), rtol=0, atol=1e-12)
+        assert gap(whole.numpy(), a.numpy()) <= 1e-9 * float(a @ whole @ a)
+
+
+def test_guesses_are_right_and_leave_every_bit_as_it_was():
+    programs = list(combination_programs(drawn_statistics(80, groups=5, spread=0.05)))
+    solutions = [qp.simplex_qp(matrix) for matrix, _ in programs]
+    right = [torch.equal(a > 0, start) for a, (_, start) in zip(solutions, programs, strict=True)]
+    assert sum(right) > 0.95 * len(programs)
+    for a, (matrix, start) in zip(solutions, programs, strict=True):
+        assert torch.equal(qp.simplex_qp(matrix, start), a)
+
+
+def test_a_wrong_guess_is_mended():
+    """From any single client and from everyone else."""
+    programs = list(combination_programs(drawn_statistics(12, groups=3, spread=0.3)))
+    for i, (matrix, start) in enumerate(programs):
+        alone = torch.arange(12) == i
+        for wrong in (alone, ~alone, ~start | alone):
+            assert torch.equal(qp.simplex_qp(matrix, wrong), qp.simplex_qp(matrix))
+
+
+def test_supports_by_hand():
+    """Q = diag(1, 2, 4). For b = 0 the weights are proportional to 1, 1/2, 1/4: everyone. For
+    b = (0, 0, 9) the third alone: at a = (0, 0, 1) the slopes 2 (Qa - b) are 0, 0 and -10. For b =
+    (3, 3, 0) the first two: a = (2/3, 1/3, 0) has slopes -14/3, -14/3 and 0."""
+    q = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64))
+    b = torch.tensor([[0, 0, 0], [0, 0, 9], [3, 3, 0]], dtype=torch.float64)
+    expected = torch.tensor([[1, 1, 1], [0, 0, 1], [1, 1, 0]]).bool()
+    assert torch.equal(likely_supports(q, b), expected)
+    assert likely_supports(torch.zeros_like(q), b) is None
 
 
 # ------------------------------------------------------------------ alignment, by hand
@@ -601,9 +666,9 @@ def test_weights_are_in_the_journal():
 
 
 def test_server_step_for_300_participants():
-    """K = 10, d = 128, five groups: statistics to heads and centroids in less than four seconds of
-    one processor (0.9 measured, twice that on a slow one; with eigenvalues and NNLS per client it
-    took 4.8)."""
+    """K = 10, d = 128, five groups: statistics to heads and centroids in less than two seconds of
+    one processor (0.4 measured on a busy one; with everyone in every first support 1.5, with
+    eigenvalues and NNLS per client 4.8)."""
     m, k, d = 300, 10, 128
     with rng_scope("net"):
         net = Net((20,), body=nn.Linear(20, d), head=nn.Linear(d, k))
@@ -627,4 +692,4 @@ def test_server_step_for_300_participants():
     assert float(weights[~same_group].max()) < 0.01
     assert int((weights > 0).sum(1).min()) > 10
     assert server["fedpac"]["head.weight"].shape == (m, k, d)
-    assert seconds < 4, seconds
+    assert seconds < 2, seconds

@@ -15,9 +15,8 @@ from fedloom.files import file_name, write_json
 from fedloom.launch import tables
 from fedloom.launch.notebook import as_html
 from fedloom.launch.progress import python_bar
-from fedloom.launch.start import complete, engine_of, with_settings
+from fedloom.launch.start import check_policy, complete, engine_of, with_settings
 from fedloom.methods import parse_method
-from fedloom.policy.simulation import check_experiment
 from fedloom.record import Summary
 from fedloom.runs.config import RunSettings
 from fedloom.runs.experiment import Model
@@ -162,7 +161,7 @@ def compare(
     check_methods(everything)
     for given in everything:  # what the protocol or the network refuses should not wait either
         experiment = replace(given, data=data).build(given.config(settings))
-        check_experiment(experiment, policy)
+        check_policy(experiment, policy)
         data = experiment.data  # decoded and divided once for all
     rows: list[Row] = []
     with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:

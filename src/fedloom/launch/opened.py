@@ -12,12 +12,12 @@ from fedloom.data import Partition, RemoteData
 from fedloom.errors import CheckpointError, RunFolderError
 from fedloom.record import Finding, RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
-from fedloom.runs.client_models import States
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.given import rebuilt
 from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.result import Result
+from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
 from fedloom.runs.stored import newest_states, read_config
 

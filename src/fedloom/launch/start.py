@@ -6,18 +6,14 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, Unpack, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, get_type_hints
 
 from fedloom.core.method import Method
 from fedloom.core.task import Task
-from fedloom.diagnose.recorder import Recorder
-from fedloom.diagnose.registry import chosen
-from fedloom.diagnose.snapshots import check_classes
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.launch.progress import python_bar
-from fedloom.policy.simulation import check_experiment
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.config import RunConfig, RunSettings
@@ -29,6 +25,9 @@ from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
 from fedloom.runs.stored import check_same_data, difference, read_config, write_data_path
 from fedloom.runs.watcher import Watcher
+
+if TYPE_CHECKING:
+    from fedloom.diagnose.recorder import Recorder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,7 +72,7 @@ def run(
     """
     given = Given(method, data, model)
     experiment = given.build(given.config(settings))
-    check_experiment(experiment, policy)
+    check_policy(experiment, policy)
     with engine_of(experiment.config) as engine, python_bar(progress) as bar:
         return start(experiment, engine, [*watchers, *bar(given.label, 0)], overwrite)
 
@@ -193,6 +192,15 @@ def _extend(experiment: Experiment, folder: RunFolder) -> None:
     write_json(folder.config, before.changed(rounds=rounds).model_dump())
 
 
+def check_policy(experiment: Experiment, file: str | Path | None) -> None:
+    """Refuse an experiment that some client's site would refuse, where all have the policy of this
+    file; None: there is none."""
+    if file is not None:
+        from fedloom.policy.simulation import check_experiment  # here: few runs have one
+
+        check_experiment(experiment, file)
+
+
 def _record_imports(experiment: Experiment, folder: RunFolder) -> None:
     """Where a run goes on with a file that was moved or changed, its folder says so."""
     before, imports = read_config(folder.path), experiment.config.imports
@@ -205,6 +213,10 @@ def _recorder(experiment: Experiment, engine: Engine) -> list[Recorder]:
     names = experiment.config.diagnose
     if names is None:
         return []
+    from fedloom.diagnose.recorder import Recorder  # here: most runs are not diagnosed on the way
+    from fedloom.diagnose.registry import chosen
+    from fedloom.diagnose.snapshots import check_classes
+
     chosen(names)  # a misspelt name should not cost the rounds before it
     check_classes(experiment)
     if engine.keeps_states:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -13,12 +13,14 @@ from rich.text import Text
 from fedloom.core.metrics import Metric, metric
 from fedloom.core.stopwatch import Activity
 from fedloom.data import FederatedData, picture
-from fedloom.launch.compare import Comparison
 from fedloom.launch.tables import AgainstAlone, OverSeeds, over_seeds, training_alone
 from fedloom.record import LedgerStep, Summary
-from fedloom.runs.adapted import Adapted
 from fedloom.runs.ledger import Account
 from fedloom.runs.result import Result, summary_rows
+
+if TYPE_CHECKING:
+    from fedloom.launch.compare import Comparison
+    from fedloom.runs.adapted import Adapted
 
 
 def summary_table(result: Result) -> Table:

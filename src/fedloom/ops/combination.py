@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedloom.ops.prototypes import class_sums
-from fedloom.ops.simplex_qp import simplex_qp
+from fedloom.ops.shared_qp import likely_supports
+from fedloom.ops.simplex_qp import Distances, simplex_qp
 
 FLOOR = 1e-6
 """Smallest eigenvalue of a feature second moment before it is inverted, relative to their mean."""
@@ -44,28 +45,38 @@ def combination_weights(
     wide = {k: v.double() for k, v in statistics.items()}
     if center:
         wide = centered(wide)
-    weights = torch.stack([simplex_qp(matrix) for matrix in combination_matrices(wide)])
+    programs = combination_programs(wide)
+    weights = torch.stack([simplex_qp(matrix, start) for matrix, start in programs])
     # Where all weights of a client are under the threshold, its largest ones stay.
     threshold = weights.amax(1, keepdim=True).clamp_max(drop_below)
     remaining = weights.where(weights >= threshold, 0.0)
     return remaining / remaining.sum(1, keepdim=True)
 
 
-def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """For every client i the matrix diag(V/n) + D_i of its program (eq. 46)."""
-    return _full_matrices(statistics) if "second" in statistics else _identity_matrices(statistics)
+Programs = Iterator[tuple[Distances, Tensor | None]]
 
 
-def _identity_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """With the identity in place of every client's E[f f'] (appendix A.5)."""
+def combination_programs(statistics: Mapping[str, Tensor]) -> Programs:
+    """For every client i the matrix diag(V/n) + D_i of its program (eq. 46), and a guess at its
+    support."""
+    return _full_programs(statistics) if "second" in statistics else _identity_programs(statistics)
+
+
+def _identity_programs(statistics: Mapping[str, Tensor]) -> Programs:
+    """With the identity in place of every client's E[f f'] (appendix A.5).
+
+    As sum a = 1, a' D_i a = a' G a - 2 g_i' a + g_ii with the inner products G of all statistics:
+    clients' programs differ in their linear part alone.
+    """
     h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
     gram = _gram(h)
-    noise = statistics["variance"].clamp_min(0) / n
+    noise = statistics["variance"].clamp_min(0) / n  # eq. (44)
+    supports = likely_supports(gram + noise.diag(), gram)
     for i in range(len(h)):
-        yield _bias(gram, i) + noise.diag()  # eq. (44), (45)
+        yield Distances(gram, noise, i), None if supports is None else supports[i]  # eq. (45)
 
 
-def _full_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
+def _full_programs(statistics: Mapping[str, Tensor]) -> Programs:
     """In the metric of Lambda_i = E[f f'] of client i (appendix A.3)."""
     h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
     second = (statistics["second"] + statistics["second"].mT) / 2  # noise makes it asymmetric
@@ -74,7 +85,7 @@ def _full_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
         g = h @ white
         spread = second.flatten(1) @ (white @ white.T).flatten()  # tr(Lambda_i^-1 E[f f'])
         variance = (spread - (g**2).sum((1, 2))).clamp_min(0)  # eq. (35)
-        yield _bias(_gram(g), i) + (variance / n).diag()  # eq. (33)
+        yield Distances(_gram(g), variance / n, i), None  # eq. (33)
 
 
 def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,11 +120,6 @@ def _gram(h: Tensor) -> Tensor:
     flat = (h - h.mean(0)).flatten(1)
     gram = flat @ flat.T
     return (gram + gram.T) / 2
-
-
-def _bias(gram: Tensor, i: int) -> Tensor:
-    """D_i[j, j'] = <h_i - h_j, h_i - h_j'> from inner products; row and column i are zero."""
-    return gram - gram[i] - gram[i][:, None] + gram[i, i]
 
 
 def _whitening(second: Tensor) -> Tensor:

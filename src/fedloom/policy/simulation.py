@@ -17,11 +17,9 @@ NAMED = 5
 """How many clients a line names."""
 
 
-def check_experiment(experiment: Experiment, file: str | Path | None) -> None:
+def check_experiment(experiment: Experiment, file: str | Path) -> None:
     """Refuse an experiment that some client's site would refuse, where all have the policy of this
-    file; None: there is none."""
-    if file is None:
-        return
+    file."""
     policy, data, program = Policy.read(file), experiment.data, experiment.program
     if not isinstance(data, FederatedData):
         raise BadInput("--policy judges clients by their rows, and this data stays at its sites")

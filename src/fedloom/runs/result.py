@@ -12,14 +12,14 @@ from fedloom.core.metrics import metric, words
 from fedloom.core.score import Moment
 from fedloom.core.tree import State
 from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
-from fedloom.runs.adapted import Adapted, adapt
-from fedloom.runs.client_models import States, model_of, states_at_chosen_round
 from fedloom.runs.experiment import Experiment
-from fedloom.runs.newcomer_rows import Reading
-from fedloom.serving.model import PersonalModel
+from fedloom.runs.states import States
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from fedloom.runs.adapted import Adapted
+    from fedloom.serving.model import PersonalModel
 
 _AT: Mapping[Moment, str] = {
     "received": "as received",
@@ -48,12 +48,16 @@ class Result:
         """The model of one client, by its number or its site's name: the one that the run's
         protocol judges, as it was after the last round; or after the one that the protocol chose
         by its scores, where a checkpoint has it, and else with a warning."""
+        from fedloom.runs.client_models import model_of  # here: most runs are not asked for a model
+
         return model_of(self, name)
 
     @cached_property
     def at_chosen_round(self) -> tuple[RoundRecord, States] | None:
         """The round before the last that the result is of, and the states after it, where they are
         kept."""
+        from fedloom.runs.client_models import states_at_chosen_round
+
         return states_at_chosen_round(self)
 
     def adapt(
@@ -84,6 +88,9 @@ class Result:
         >>> new.model.card.moment, [one.over for one in new.gains]
         ('adapted', ['received', 'alone'])
         """
+        from fedloom.runs.adapted import adapt
+        from fedloom.runs.newcomer_rows import Reading
+
         return adapt(self, data, epochs, lr, name, Reading(label, inputs, image_size, split))
 
     @property

@@ -25,7 +25,6 @@ from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
-from fedloom.runs.client_models import States
 from fedloom.runs.digests import DigestChain
 from fedloom.runs.early_stop import EarlyStop
 from fedloom.runs.evaluation import Evaluator, ScoreSheet
@@ -33,6 +32,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
+from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
 
