@@ -10,6 +10,8 @@ from normals import normal
 from torch import Tensor, nn
 
 from fedloom.analysis import likelihood_ratio, log_odds, membership
+from fedloom.core.optimizers import make_optimizer
+from fedloom.core.phase import Opt
 from fedloom.errors import BadInput
 
 
@@ -68,11 +70,10 @@ def test_ratio_of_two_normals_by_hand():
 def fitted(x: Tensor, y: Tensor, steps: int) -> nn.Module:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(x.shape[1], 256), nn.ReLU(), nn.Linear(256, 20))
-    adam = torch.optim.Adam(net.parameters(), lr=0.01)
+    weights = list(net.parameters())
+    adam = make_optimizer(weights, Opt("adam", lr=0.01))
     for _ in range(steps):
-        adam.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        adam.step()
+        adam.step(torch.autograd.grad(nn.functional.cross_entropy(net(x), y), weights))
     return net
 
 

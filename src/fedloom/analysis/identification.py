@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_matrix, same_width
 from fedloom.errors import BadInput
@@ -58,7 +57,7 @@ def identify(reconstructions: Array, rows: Array, others: Array) -> Identificati
         raise BadInput("one candidate is always the nearest; give at least two")
     distance = torch.cdist(guesses, candidates)
     nearest, at = distance.topk(2, dim=1, largest=False)
-    clear = at[:, 0][nearest[:, 0] < MARGIN * nearest[:, 1]].unique().tolist()
+    clear = sorted(set(at[:, 0][nearest[:, 0] < MARGIN * nearest[:, 1]].tolist()))
     to_own = distance[:, : len(own)]
     near, which = to_own.min(1)
     close = near <= EXACT * own[which].norm(dim=1)
@@ -67,7 +66,7 @@ def identify(reconstructions: Array, rows: Array, others: Array) -> Identificati
     return Identification(
         rows=tuple(i for i in clear if i < len(own)),
         mistaken=tuple(i - len(own) for i in clear if i >= len(own)),
-        exact=tuple(which[close].unique().tolist()),
+        exact=tuple(sorted(set(which[close].tolist()))),
         mse=mse,
         psnr=10 * math.log10(extent**2 / mse) if mse > 0 and extent > 0 else math.inf,
         reconstructions=len(guesses),

@@ -43,6 +43,9 @@ class Search:
             )
 
 
+PLAIN = Search()
+
+
 @dataclass(frozen=True, eq=False)
 class Inverted:
     """What a search found."""
@@ -59,7 +62,7 @@ def invert_update(
     update: Sequence[Tensor],
     rows: int,
     shape: tuple[int, ...],
-    search: Search = Search(),
+    search: Search = PLAIN,
 ) -> Inverted:
     """So many inputs whose gradient points where an update does (Geiping et al., 2020).
 
@@ -91,7 +94,7 @@ def invert_update(
 
 
 def invert_features(
-    features: Features, target: Tensor, shape: tuple[int, ...], search: Search = Search()
+    features: Features, target: Tensor, shape: tuple[int, ...], search: Search = PLAIN
 ) -> Inverted:
     """One input for each row of target features [n, ...], e.g. prototypes, means, or what a dense
     layer behind convolutions read.

@@ -1,6 +1,6 @@
 """What an upload tells of how many rows of each class a client has.
 
-Shares of classes [K] that are estimated from what was sent; `share_error` says how far they are off.
+Shares of classes [K] are estimated from what was sent; `share_error` says how far they are off.
 """
 
 from __future__ import annotations

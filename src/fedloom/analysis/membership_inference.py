@@ -58,7 +58,7 @@ def membership(members: Array, others: Array) -> Membership:
     a, b = inside.flatten(), outside.flatten()
     n, m = len(a), len(b)
     auc = float(stats.mannwhitneyu(a.numpy(), b.numpy()).statistic) / (n * m)
-    thresholds = torch.cat([a, b]).unique()
+    thresholds = torch.cat([a, b])
     gap = _share_from(a, thresholds) - _share_from(b, thresholds)
     allowed = b.sort(descending=True).values[math.floor(FALSE_ALARMS * m)]
     hits = int((a > allowed).sum())
