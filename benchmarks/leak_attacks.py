@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +26,10 @@ from fedloom.core.tree import State, Tree, WeightedSum
 
 RANGE = (-1.0, 1.0)
 """Of inputs under `normalize=half`."""
-MOST_UNITS = 16
+MOST_UNITS = 8
 """Units of a dense layer behind convolutions whose features are inverted: the most plausible."""
-PICTURES = analysis.Search(steps=200, lr=0.1, smooth=1e-2, restarts=1)
-FEATURES = analysis.Search(steps=300, lr=0.1, smooth=1e-3, restarts=2)
-MOST_SEARCHED = 10
-"""Images that a search over an update tries to find together."""
+PICTURES = analysis.Search(steps=300, lr=0.1, smooth=1e-2)
+FEATURES = analysis.Search(steps=200, lr=0.1, smooth=1e-3)
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,18 @@ class Rows:
         return cls(x.contiguous(), torch.cat([s.y for s in splits]))
 
 
+class Head(NamedTuple):
+    """A linear head on features with mean and deviation taken out."""
+
+    weight: Tensor
+    bias: Tensor
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, z: Tensor) -> Tensor:
+        return (z - self.mean) / self.std @ self.weight.T + self.bias
+
+
 @dataclass
 class Curious:
     """The server of a run, with what it knows."""
@@ -65,8 +76,8 @@ class Curious:
     program: Program
     own_rows: Rows
     """Of the same distribution as the clients', and none of theirs."""
-    heads: dict[int, tuple[Tensor, ...]] = field(default_factory=dict)
-    """Heads that it trained itself, by the model they are for."""
+    heads: dict[int, tuple[Tree, Head]] = field(default_factory=dict)
+    """Heads that it trained itself, with the model they are for, by its identity."""
 
     def __post_init__(self) -> None:
         self.net = self.program.nets[0]
@@ -89,13 +100,12 @@ class Curious:
             return self._run(w, x, "gauss")[:, 0]
         return self._run(w, x, self.net.representation).flatten(1)
 
-    def logits(self, w: Tree, x: Tensor) -> Tensor:
+    def logits(self, w: Tree, x: Tensor, head_of: Tree | None = None) -> Tensor:
         """Of the head that was sent; where heads stay at home, of one that the server trains on
-        the model's features of its own rows."""
+        the model's features of its own rows, or on another model's."""
         if self.sends_head:
             return self._run(w, x, self.net.logits)
-        weight, bias, mean, std = self._own_head(w)
-        return (self.features(w, x) - mean) / std @ weight.T + bias
+        return self._own_head(w if head_of is None else head_of)(self.features(w, x))
 
     @property
     def sends_head(self) -> bool:
@@ -109,22 +119,21 @@ class Curious:
         fresh = {**w, **{k: w[k].clone() for k in stats}}
         return self.net(fresh, x, train=True, want=stage)[stage]
 
-    def _own_head(self, w: Tree) -> tuple[Tensor, ...]:
-        if id(w) not in self.heads:
-            with torch.no_grad():
-                z = self.features(w, self.own_rows.x)
-            mean, std = z.mean(0), z.std(0).clamp_min(1e-3)
-            z = (z - mean) / std
-            weight = torch.zeros(self.classes, z.shape[1], requires_grad=True)
-            bias = torch.zeros(self.classes, requires_grad=True)
-            adam = make_optimizer([weight, bias], Opt("adam", lr=0.05))
-            for _ in range(100):
-                loss = F.cross_entropy(z @ weight.T + bias, self.own_rows.y)
-                loss = loss + 1e-3 * weight.square().sum()
-                adam.step(torch.autograd.grad(loss, [weight, bias]))
-            self.heads = {**self.heads, id(w): (weight.detach(), bias.detach(), mean, std)}
-            self._alive = [*getattr(self, "_alive", []), w]  # so that no other tree has its id
-        return self.heads[id(w)]
+    def _own_head(self, w: Tree) -> Head:
+        if id(w) in self.heads:
+            return self.heads[id(w)][1]
+        with torch.no_grad():
+            z = self.features(w, self.own_rows.x)
+        weight = torch.zeros(self.classes, z.shape[1], requires_grad=True)
+        bias = torch.zeros(self.classes, requires_grad=True)
+        head = Head(weight, bias, z.mean(0), z.std(0).clamp_min(1e-3))
+        adam = make_optimizer([weight, bias], Opt("adam", lr=0.05))
+        for _ in range(100):
+            loss = F.cross_entropy(head(z), self.own_rows.y) + 1e-3 * weight.square().sum()
+            adam.step(torch.autograd.grad(loss, [weight, bias]))
+        head = Head(*(tensor.detach() for tensor in head))
+        self.heads[id(w)] = (w, head)  # the model too, or another could come to its identity
+        return head
 
     # ------------------------------------------------------------------ labels
 
@@ -139,7 +148,7 @@ class Curious:
             found["sums"] = self._shares_of_precisions(extra["precision"], after)
         if METHOD not in m.up:
             return found
-        if self.sends_head and self.steps(m.n):
+        if self.sends_head:
             change = m.up[METHOD]["head.bias"] - before["head.bias"]
             moved = self.head_rate * self.head_steps(m.n)
             change = change + moved * self._pseudo_pull(m, (before, after))
@@ -221,25 +230,18 @@ class Curious:
         self, w: Tree, keys: Sequence[str], x: Tensor, y: Tensor, graph: bool = False
     ) -> tuple[Tensor, ...]:
         """Of the cross-entropy, by tensors of the model."""
-        head = w if self.sends_head else None
         leaves = {k: w[k].detach().clone().requires_grad_(True) for k in keys}
-        model = {**w, **leaves}
-        if head is None:
-            self.heads[id(model)] = self._own_head(w)
-        loss = F.cross_entropy(self.logits(model, x), y)
-        self.heads.pop(id(model), None)
+        loss = F.cross_entropy(self.logits({**w, **leaves}, x, head_of=w), y)
         return torch.autograd.grad(loss, list(leaves.values()), create_graph=graph)
 
     # ------------------------------------------------------------------ rows
 
-    def rows(
-        self, m: Message, history: Sequence[Message], searched: bool = True
-    ) -> dict[str, Tensor]:
+    def rows(self, m: Message, history: Sequence[Message]) -> dict[str, Tensor]:
         """Reconstructed inputs, by attack; `history` are the client's earlier messages."""
         found: dict[str, Tensor] = {}
         if METHOD in m.up:
             found["dense layer"] = self._rows_of_dense_layer(m)
-            if searched:
+            if self.steps(m.n) == 1:
                 found["search"] = self._searched(m)
         if "fedbr" in m.up and "x" in m.up["fedbr"]:
             found["means"] = self._rows_of_means([*history, m])
@@ -264,13 +266,9 @@ class Curious:
             ratios = analysis.rows_of_dense_layer(weight, bias, *RANGE)
             return ratios.float().view(-1, *self.net.shape)
         ratios = analysis.rows_of_dense_layer(weight, bias, low=0.0, most=MOST_UNITS).float()
-        first, weights = (
-            body[:place],
-            {k.removeprefix("body."): v for k, v in before.items() if k.startswith("body.")},
-        )
-        names = {name for name, _ in (*first.named_parameters(), *first.named_buffers())}
-        weights = {k: v for k, v in weights.items() if k in names}
-        first.eval()
+        first = body[:place].eval()
+        names = [name for name, _ in (*first.named_parameters(), *first.named_buffers())]
+        weights = {name: before[f"body.{name}"] for name in names}
         return analysis.invert_features(
             lambda x: torch.func.functional_call(first, weights, (x,)),
             ratios,
@@ -279,9 +277,10 @@ class Curious:
         ).rows
 
     def _searched(self, m: Message) -> Tensor:
-        """Images whose gradient points where the update does, with labels as they leaked."""
+        """Images whose gradient points where the update of one step does, with labels as they
+        leaked."""
         before, after, keys = self.received(m), self.trained(m), self._trained_keys(m)
-        count = min(self.opt.batch, MOST_SEARCHED, m.n)
+        count = min(self.opt.batch, m.n)
         shares = self.label_shares(m)
         y = analysis.labels_of_shares(next(iter(shares.values())), count)
         update = [before[k] - after[k] for k in keys]
