@@ -11,6 +11,7 @@ does not know is left out.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import sys
 import time
@@ -315,10 +316,26 @@ def rows_told(each: Sequence[Mapping[str, Any]], of: int = 1) -> dict[str, Any]:
     }
 
 
+def measured() -> dict[str, Any]:
+    """What is in the result file."""
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+
+
+def keep(label: str, found: Mapping[str, Any]) -> None:
+    """Add one run to the file, to which several processes may write."""
+    with open(__file__) as turn:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        results = measured()
+        results["runs"][label] = found
+        results["settings"] = {"common": COMMON, "data": DATA, "defences": DEFENCES}
+        results["versions"] = current_versions()
+        write_json(RESULTS, results)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     only = sys.argv[1:]
-    measured = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
+    done = measured()["runs"]
     for defence, settings in DEFENCES.items():
         if not known_to_all(settings):
             print(f"left out: {defence}, for which this version has no settings", flush=True)
@@ -326,20 +343,14 @@ def main() -> None:
         for name in DATA:
             for title, method in METHODS.items():
                 label = f"{name} | {title} | {defence}"
-                if label in measured["runs"] or (only and not all(o in label for o in only)):
+                if label in done or (only and not all(o in label for o in only)):
                     continue
                 began = time.monotonic()
                 try:
                     found = attacked(name, method, settings)
                 except fl.FedloomError as e:
                     found = {"refused": str(e)}
-                measured = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"runs": {}}
-                measured["runs"][label] = found  # beside what others wrote meanwhile
-                measured |= {
-                    "settings": {"common": COMMON, "data": DATA, "defences": DEFENCES},
-                    "versions": current_versions(),
-                }
-                write_json(RESULTS, measured)
+                keep(label, found)
                 print(label, f"{time.monotonic() - began:.0f} s", brief(found), flush=True)
 
 
