@@ -302,7 +302,63 @@ def start() -> str:
     return rows(["", "CPU s", "times torch (spread)", f"at most {found['at_most']}"], body)
 
 
+SECURE = "secure aggregation"
+ORDER = (
+    "none",
+    "least batch and steps",
+    "five epochs",
+    "BatchNorm",
+    SECURE,
+    "noise 0.01",
+    "noise 0.1",
+)
+
+
+def leaks() -> str:
+    """What a curious server learns, by data, method and defence."""
+    runs = dict(read("leaks")["runs"])
+    for label, found in list(runs.items()):
+        if f"{SECURE} late" in found:
+            data, method, _ = label.split(" | ")
+            early, late = (found[f"{SECURE} {when}"] for when in ("early", "late"))
+            told = late if "refused" in late else {"early": early, "late": late}
+            runs[f"{data} | {method} | {SECURE}"] = {"accuracy": found["accuracy"], **told}
+    parts, reasons = [], dict[str, str]()
+    for data in dict.fromkeys(label.split(" | ")[0] for label in runs):
+        methods = dict.fromkeys(k.split(" | ")[1] for k in runs if k.startswith(data))
+        body = []
+        for method in methods:
+            for defence in ORDER:
+                if found := runs.get(f"{data} | {method} | {defence}"):
+                    body.append([method, defence, *_told(found)])
+                    if "refused" in found:
+                        reasons[f"{method}, {defence}"] = found["refused"]
+        head = ["method", "defence", "accuracy", "labels wrong", "rows read", "member AUC", "found"]
+        parts.append(f"**{data}**\n\n{rows(head, body)}")
+    why = [f"- {where}: {reason}" for where, reason in reasons.items()]
+    return "\n\n".join([*parts, "Dashes, and why:\n\n" + "\n".join(why)] if why else parts)
+
+
+def _told(found: dict) -> list[str]:
+    """The cells of one run: before the stroke in the first round, after it in the last."""
+    if "late" not in found:
+        return ["-"] * 5
+    both = (found["early"], found["late"])
+    labels = [f"{100 * one['labels']['error']:.0f}" for one in both]
+    read_rows = [f"{one['rows']['identified']:g}" for one in both]
+    members = found["late"]["members"]
+    low, high = members["interval"]
+    return [
+        f"{100 * found['accuracy']:.1f}",
+        " / ".join(labels),
+        " / ".join(read_rows),
+        f"{members['auc']:.2f} ({low:.2f} to {high:.2f})",
+        f"{100 * members['found']:.1f}",
+    ]
+
+
 PLACES = {
+    "leaks.md": {"leaks": leaks},
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile},
     "encoders.md": {"encoder": encoder},
