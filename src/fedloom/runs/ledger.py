@@ -47,7 +47,8 @@ def shared_in(up: Up) -> SharedSet:
         for score in up.scores
         for metric in ("rows", *score.metrics)
     }
-    return SharedSet(UNNUMBERED, tensors, ("rows", *sorted(up.metrics), *sorted(measured)))
+    rows = ("rows",) if up.n else ()
+    return SharedSet(UNNUMBERED, tensors, (*rows, *sorted(up.metrics), *sorted(measured)))
 
 
 def _read(path: Path, start: int = 0) -> list[LedgerLine]:

@@ -15,6 +15,7 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Plan, Up
 from fedloom.core.program import Program
 from fedloom.core.score import ClientScore
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, JobOf
 from fedloom.record import RoundRecord
@@ -87,11 +88,20 @@ class AsRecorded(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up | Absent, State]]:
         absent = {} if self._now is None else self._now.record.absent
+        answering = []
         for cid in ids:
-            if cid in absent:
+            if cid in absent and not self._went_later(cid, job):
                 job(cid)  # it was sent, and counts
                 yield cid, Absent(absent[cid]), {}
-        yield from self._engine.clients([cid for cid in ids if cid not in absent], job, ask)
+            else:
+                answering.append(cid)
+        yield from self._engine.clients(answering, job, ask)
+
+    def _went_later(self, cid: int, job: JobOf) -> bool:
+        """With secure aggregation a client may have sent its shares and then no upload."""
+        assert self._now is not None
+        notes = self._now.record.notes.get(SECURE, {})
+        return cid in notes.get("members", ()) and job(cid).down.plan.part == SECURE
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask
