@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
@@ -15,11 +16,12 @@ from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD
 from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
-from fedloom.core.tree import State, Tree, nbytes
+from fedloom.core.tree import State, Tree
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import CheckpointError, TooFewAnswers
+from fedloom.errors import CheckpointError, NotUnmasked, TooFewAnswers
 from fedloom.files import jsonable
 from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
@@ -33,9 +35,11 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.secure_round import SecureRound, Watch
+from fedloom.runs.secure_round import SecureRound, Traffic
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
+
+log = logging.getLogger("fedloom")
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
@@ -75,6 +79,19 @@ class Progress:
     digests_bytes: Annotated[int, Field(ge=0)] | None = None
     """None: the run began before digests were recorded."""
     early_end: EarlyEnd | None = None
+
+
+class _EnteredTraffic(Traffic):
+    """The traffic of a step, which the run's ledger tells of."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def came(self, cid: int, up: Up) -> None:
+        super().came(cid, up)
+        if self._ledger is not None:
+            self._ledger.enter(cid, up)
 
 
 class Runner:
@@ -241,27 +258,16 @@ class Runner:
         cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
         sheet, kept, digester = ScoreSheet(), self.clients.draft(), self.chain.step()
-        bytes_up = bytes_down = 0
-        absent, rows = dict[int, str](), dict[int, int]()
-
-        def around_the_round(cid: int, sent: State, up: Up | None) -> None:
-            nonlocal bytes_down, bytes_up
-            bytes_down += nbytes(sent)
-            if up is not None:
-                bytes_up += nbytes(up.state)
-                if self._ledger is not None:
-                    self._ledger.enter(cid, up)
-
-        secure = self.secure_round(plan, attempt, around_the_round)
+        absent, rows, traffic = dict[int, str](), dict[int, int](), _EnteredTraffic(self._ledger)
+        secure = self.secure_round(plan, attempt, traffic)
         asked = cohort if secure is None else self._prepared(secure, r, absent)
 
         def job(cid: int) -> Job:
-            nonlocal bytes_down
             own = self.clients.get(cid)
             down = send(r, cid, own)
             if secure is not None:
                 own, down = secure.own(cid), secure.added_to(down)
-            bytes_down += nbytes(down.state)
+            traffic.sent(cid, down.state)
             digester.sent(cid, down.state)
             return Job(cid, down, own)
 
@@ -271,24 +277,17 @@ class Runner:
                 absent[cid] = up.why
                 r.add(cid, None)
                 continue
-            bytes_up += nbytes(up.state)
+            traffic.came(cid, up)
             if up.n:
                 rows[cid] = up.n
             self.evaluator.enter(cid, up.scores, sheet)
-            if self._ledger is not None:
-                self._ledger.enter(cid, up)
             digester.answered(cid, up, own)
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
         self._check_enough(r, absent, 0 if secure is None else secure.least)
-        if secure is not None:
-            secure.unmask(r)
         digester.hash_waiting()  # here, so that its time counts for this step
-        with timed("aggregation"):
-            server = merge(r)
-        if secure is not None:
-            server = secure.kept_by_server(server, r.ups)
+        server = self._merged(r, secure)
         if last is None:
             last = self.done == len(self.plans) - 1
         self.evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
@@ -300,8 +299,8 @@ class Runner:
             owner=plan.owner,
             cohort=tuple(cohort),
             loss=_mean_loss(r),
-            bytes_up=bytes_up,
-            bytes_down=bytes_down,
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
             seconds=time.perf_counter() - begun,
             activities=self._activities(),
             scores=scores,
@@ -316,13 +315,13 @@ class Runner:
         return PlayedStep(record, server, kept, plain_line(plain), linked.digests, linked.line)
 
     def secure_round(
-        self, plan: Plan, attempt: int = 0, watch: Watch | None = None
+        self, plan: Plan, attempt: int = 0, traffic: Traffic | None = None
     ) -> SecureRound | None:
         """For a plan whose uploads are masked."""
         if self.program.secure is None or plan.kind == "adapt":
             return None
         own, engine = self.clients.get, self.engine
-        return SecureRound(self.program, plan, attempt, self.server, engine, own, watch)
+        return SecureRound(self.program, plan, attempt, self.server, engine, own, traffic)
 
     def _prepared(self, secure: SecureRound, r: Round, absent: dict[int, str]) -> list[int]:
         """Who is a member of a round with secure aggregation; who is not, is absent."""
@@ -335,6 +334,26 @@ class Runner:
             absent |= secure.absent
             for cid in secure.absent:
                 r.add(cid, None)
+
+    def _merged(self, r: Round, secure: SecureRound | None) -> State:
+        """The server's state after a round that enough clients answered."""
+        if secure is None:
+            with timed("aggregation"):
+                return merge(r)
+        try:
+            with timed("secure aggregation"):
+                secure.unmask(r)
+        except NotUnmasked:
+            self._give_up(r)
+            raise
+        if clipped := r.notes[SECURE]["clipped"]:
+            log.warning(
+                "%s: %d numbers of uploads were clipped; raise clip or totals of"
+                " secure_aggregation = %r",
+                *(r.plan, clipped, str(secure.setting)),
+            )
+        with timed("aggregation"):
+            return secure.kept_by_server(merge(r), r.ups)
 
     def _check_enough(self, r: Round, absent: dict[int, str], for_sums: int) -> None:
         """`for_sums`: how many uploads secure aggregation takes."""

@@ -29,16 +29,29 @@ from fedloom.core.secure.keys import PUBLIC_BYTES
 from fedloom.core.secure.numbers import as_bytes, as_tensor
 from fedloom.core.secure.server import Member, masks_left, secrets_from
 from fedloom.core.secure.slices import SECURE, Step
-from fedloom.core.tree import State, Tree
+from fedloom.core.tree import State, Tree, nbytes
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import BadInput, NotUnmasked, TooFewAnswers
+from fedloom.errors import NotUnmasked, TooFewAnswers
 
 UNMASK_TRIES = 3
 """How often those who sent an upload are asked for their shares; it is the same question."""
 
 OwnState = Callable[[int], State | None]
-Watch = Callable[[int, State, Up | None], None]
-"""Called for every message: the client, what went down, and what came up if anything did."""
+
+
+class Traffic:
+    """Bytes of the messages of a step."""
+
+    def __init__(self) -> None:
+        self.up = self.down = 0
+
+    def sent(self, cid: int, message: State) -> None:
+        """To a client."""
+        self.down += nbytes(message)
+
+    def came(self, cid: int, up: Up) -> None:
+        """From a client."""
+        self.up += nbytes(up.state)
 
 
 class SecureRound:
@@ -52,7 +65,7 @@ class SecureRound:
         server: State,
         engine: Engine,
         own: OwnState,
-        watch: Watch | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         """`own` gives what a client keeps, as the run counts on it."""
         assert program.secure is not None
@@ -60,7 +73,7 @@ class SecureRound:
         self.absent: dict[int, str] = {}
         """Who went before the round's own message, and why."""
         self._engine, self._plan = engine, plan
-        self._watch: Watch = watch or (lambda cid, sent, up: None)
+        self._traffic = traffic or Traffic()
         self._committed, self._new = own, dict[int, State]()
         known = server.get(SECURE, {}).get("publics")
         if known is None:
@@ -181,7 +194,7 @@ class SecureRound:
 
         def job(cid: int) -> Job:
             state = {SECURE: message} if (message := tree(cid)) else {}
-            self._watch(cid, state, None)
+            self._traffic.sent(cid, state)
             return Job(cid, Down(plan, state), self.own(cid))
 
         answers: dict[int, Tree] = {}
@@ -190,12 +203,14 @@ class SecureRound:
                 if step != "unmask":
                     self.absent[cid] = up.why
                 continue
-            self._watch(cid, {}, up)
+            self._traffic.came(cid, up)
             self._new[cid] = own
             answers[cid] = up.state[SECURE]
         return answers
 
-    def _check_enough(self, what: str, clients: Sequence[int] | Mapping[int, Member], of: int) -> None:
+    def _check_enough(
+        self, what: str, clients: Sequence[int] | Mapping[int, Member], of: int
+    ) -> None:
         least = self.setting.needed(of)
         if len(clients) < least:
             reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(self.absent.items()))

@@ -58,7 +58,7 @@ class Pairwise:
     @property
     def step(self) -> float:
         """Between two numbers that can be sent."""
-        return self.clip / 2 ** (self.bits - 1)
+        return self.clip / float(2 ** (self.bits - 1))
 
     def levels(self, totals: bool) -> int:
         """The largest multiple of the step that is sent, of one of a method's totals or another
