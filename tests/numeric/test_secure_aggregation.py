@@ -288,7 +288,7 @@ def test_sums_that_could_overflow_are_refused() -> None:
     assert setting.most_weight(10, totals=False) == 102
     assert setting.check_weight(102, 10, False, "here") == 102
     with pytest.raises(
-        BadInput, match="weight of 103 is more than the 102 .* 32 bits; raise modul"
+        BadInput, match=r"weight of 103 is more than the 102 .* 32 bits; raise modul"
     ):
         setting.check_weight(103, 10, False, "here")
     with pytest.raises(BadInput, match="weight of 1 is more than the 0"):
@@ -403,7 +403,7 @@ def test_a_round_without_enough_uploads_is_given_up() -> None:
 def test_a_sum_that_too_few_unmask_stops_the_run() -> None:
     """It is not asked again: late shares would give a second sum."""
     engine = Leaving({(1, "unmask"): {0, 1, 2}})
-    with pytest.raises(NotUnmasked, match="2 of 5 clients .* helped to unmask .* it takes 3"):
+    with pytest.raises(NotUnmasked, match=r"2 of 5 clients .* helped to unmask .* it takes 3"):
         played(engine)
     assert [step for _, step, _ in engine.seen].count("round") == 1
 
@@ -414,7 +414,7 @@ def test_what_leaves_has_no_rows_and_no_number_as_it_is() -> None:
     assert runner.records[0].rows == {}
     plain = Leaving({})
     played(plain, rounds=1, secure_aggregation=False)
-    of_round = [[a for _, step, a in e.seen if step == "round"][0] for e in (engine, plain)]
+    of_round = [next(a for _, step, a in e.seen if step == "round") for e in (engine, plain)]
     for cid in range(5):
         masked, before = of_round[0][cid], of_round[1][cid]
         assert (masked.n, before.n) != (0, 0)
