@@ -277,8 +277,8 @@ def test_settings_without_sense_are_refused(text: str, match: str) -> None:
 def test_an_expression_reads_back_and_true_is_the_usual_kind() -> None:
     text = "pairwise(clip=4.0, modulus=40)"
     assert str(parse_secure_aggregation(text)) == text
-    assert RunConfig(secure_aggregation=True).secure_aggregation == "pairwise"
-    assert RunConfig(secure_aggregation=False).secure_aggregation is None
+    for value, meant in ((True, "pairwise"), (False, None), (text, text)):
+        assert RunConfig.checked({"secure_aggregation": value}).secure_aggregation == meant
 
 
 def test_sums_that_could_overflow_are_refused() -> None:
