@@ -15,6 +15,7 @@ from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.optimizers import OPTIMIZER
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import ClientScore, Moment
 from fedloom.core.secure import client as secure
@@ -99,7 +100,7 @@ class _Call:
         if site.program.secure is not None:
             with timed("secure aggregation"):
                 up = secure.masked(visit, up, rows) if site.plan.kind != "adapt" else up
-            kept, rows = keep_secret(visit.own, kept), 0
+            kept, rows = keep_secret(visit.own, kept), ROWS_UNTOLD
         return Up(up, rows, metrics, scores), kept
 
 

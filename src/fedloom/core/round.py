@@ -130,12 +130,12 @@ class Round:
         self._constants = self.program.frozen.put_back({FROZEN: clear.get(FROZEN, {})})
         own = {n: {k: v for k, v in t.items() if k != TYPES} for n, t in clear.items()}
         gathered = {n: t for n, t in own.items() if t and n != FROZEN}
-        self.ups = dict(sorted({**self.ups, cid: Up(gathered, up.n, up.metrics)}.items()))
+        self.ups[cid] = Up(gathered, up.n, up.metrics)
 
     def unmask(self, masks: Numbers) -> None:
         """Take these masks off the sums of uploads."""
         assert self.masked is not None
-        clipped = 0
+        self.ups, clipped = dict(sorted(self.ups.items())), 0
         for name, total in self.masked.without(masks).items():
             self._folded[name] = replace(total, constants=self._constants.get(name, {}))
             clipped += total.clipped

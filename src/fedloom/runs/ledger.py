@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from fedloom.core.message import Plan, Up
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.errors import RunFolderError
 from fedloom.record import (
     At,
@@ -47,7 +48,7 @@ def shared_in(up: Up) -> SharedSet:
         for score in up.scores
         for metric in ("rows", *score.metrics)
     }
-    rows = ("rows",) if up.n else ()
+    rows = () if up.n == ROWS_UNTOLD else ("rows",)
     return SharedSet(UNNUMBERED, tensors, (*rows, *sorted(up.metrics), *sorted(measured)))
 
 

@@ -15,6 +15,7 @@ from pydantic import Field
 from fedloom.core.digest import state_sha256
 from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.round import Round, initial_server, merge, send
 from fedloom.core.secure.slices import SECURE
 from fedloom.core.stopwatch import timed
@@ -278,7 +279,7 @@ class Runner:
                 r.add(cid, None)
                 continue
             traffic.came(cid, up)
-            if up.n:
+            if up.n != ROWS_UNTOLD:
                 rows[cid] = up.n
             self.evaluator.enter(cid, up.scores, sheet)
             digester.answered(cid, up, own)
@@ -556,7 +557,11 @@ def _shapes(tree: Tree) -> dict[str, tuple[object, ...]]:
 
 def _mean_loss(r: Round) -> float | None:
     """Training loss over the cohort, weighted by samples."""
-    # Clients that tell no rows count alike.
-    losses = [(up.metrics["loss"], up.n or 1) for up in r.ups.values() if "loss" in up.metrics]
+    # Clients that do not tell their rows count alike.
+    losses = [
+        (up.metrics["loss"], 1 if up.n == ROWS_UNTOLD else up.n)
+        for up in r.ups.values()
+        if "loss" in up.metrics
+    ]
     rows = sum(n for _, n in losses)
     return sum(loss * n for loss, n in losses) / rows if rows else None

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedloom.core.message import Up
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.round import Round, weight_of
 from fedloom.core.secure.keys import (
     SECRET_BYTES,
@@ -46,9 +47,9 @@ def answer(visit: Visit) -> tuple[Up, State]:
     if step == "keys":
         own = _with_secret(visit)
         public = KeyPair(as_bytes(own[SECURE][SECRET])).public
-        return Up({SECURE: {"public": as_tensor(public)}}, 0), own
+        return Up({SECURE: {"public": as_tensor(public)}}, ROWS_UNTOLD), own
     asked = {"shares": _shares, "unmask": _revealed}[step]
-    return Up({SECURE: asked(visit, _Message.of(visit))}, 0), visit.own or {}
+    return Up({SECURE: asked(visit, _Message.of(visit))}, ROWS_UNTOLD), visit.own or {}
 
 
 def masked(visit: Visit, upload: State, rows: int) -> State:

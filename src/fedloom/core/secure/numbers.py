@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -78,8 +77,3 @@ def as_bytes(tensor: Tensor) -> bytes:
     """Bytes that travelled."""
     data: bytes = tensor.cpu().numpy().tobytes()
     return data
-
-
-def in_order(state: Mapping[str, Mapping[str, Tensor]]) -> list[tuple[str, str]]:
-    """Slice and key of every tensor, in the order in which masks are used up."""
-    return [(name, key) for name in sorted(state) for key in sorted(state[name])]

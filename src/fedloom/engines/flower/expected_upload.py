@@ -20,6 +20,7 @@ from fedloom.core.message import Up
 from fedloom.core.metrics import metric
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.score import GLOBAL, ClientScore
 from fedloom.core.secure.form import answer_form
 from fedloom.core.secure.slices import SECURE
@@ -84,7 +85,7 @@ class ExpectedUpload:
     def objection_to(self, job: Job, up: Up) -> str:
         """Why the upload of this job cannot be used; empty if it can."""
         hidden = self.program.secure is not None
-        if (up.n != 0) if hidden else (up.n < 1):
+        if (up.n != ROWS_UNTOLD) if hidden else (up.n < 1):
             return f"it says that it has {up.n} rows"
         if job.down.plan.kind == "adapt":  # nothing goes up
             return _difference(up.state, {})
