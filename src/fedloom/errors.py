@@ -61,6 +61,11 @@ class TooFewAnswers(TooFewClients):
     """The same, although enough clients were present; they may answer when asked again."""
 
 
+class NotUnmasked(TooFewClients):
+    """A sum of masked uploads that too few clients helped to unmask; asking the round again at once
+    could give away more than one sum."""
+
+
 class LeakError(FedloomError):
     """A tensor was about to go, or be written, where its declaration does not allow."""
 

@@ -20,6 +20,8 @@ from fedloom.deploy.gate.form import Form
 from fedloom.deploy.gate.orders import OrderHead, read_order_head
 from fedloom.deploy.gate.replies import checked_answer
 from fedloom.engines.flower.in_process import InProcess, LocalGrid, from_wire
+from fedloom.engines.inline import Inline
+from fedloom.runs.runner import Runner
 from fedloom.testing.checks import ROUNDS, check_flower_gives_the_same
 
 pytestmark = pytest.mark.slow
@@ -66,3 +68,17 @@ class GatedInProcess(InProcess):
 @pytest.mark.parametrize("name", ALL)
 def test_the_gate_lets_out_what_a_method_sends_and_changes_nothing(name: str) -> None:
     check_flower_gives_the_same(replace(case(name), engines={"flower": GatedInProcess()}))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "dbe", "fedproto"])
+def test_masked_answers_pass_the_gate(name: str) -> None:
+    """Keys, shares and masked uploads have their declared forms, and no answer tells rows."""
+    runs = []
+    for engine in (Inline(), GatedInProcess()):
+        experiment = case(name).experiment(rounds=ROUNDS, secure_aggregation=True)
+        runner = Runner(experiment, engine)
+        runner.run()
+        engine.close()
+        runs.append(runner)
+    assert runs[0].chain.link == runs[1].chain.link
+    assert all(not record.absent and not record.rows for record in runs[1].records)

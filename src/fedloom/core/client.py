@@ -15,8 +15,11 @@ from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.optimizers import OPTIMIZER
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import ClientScore, Moment
+from fedloom.core.secure import client as secure
+from fedloom.core.secure.slices import SECURE, keep_secret
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, clone_state, plain_state
@@ -32,6 +35,9 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
     `ask` measures inside the call, where the trained model is at hand anyway.
     """
     # The whole call has a stream of its own: layers may draw outside the loop too.
+    if visit.down.plan.part == SECURE:
+        with timed("secure aggregation"):
+            return secure.answer(visit)
     with timed("local training"), rng_scope(*_key(visit)), naming_hooks(f"at {visit.place}"):
         call = _Call(visit)
         _learn(call.site)
@@ -90,7 +96,12 @@ class _Call:
             up = self.hostile.upload(up, site.down, site.plan)
         up, kept = plain_state(left_out(up)), plain_state(left_out(kept))
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
-        return Up(up, len(visit.data.train), metrics, scores), kept
+        rows = len(visit.data.train)
+        if site.program.secure is not None:
+            with timed("secure aggregation"):
+                up = secure.masked(visit, up, rows) if site.plan.kind != "adapt" else up
+            kept, rows = keep_secret(visit.own, kept), ROWS_UNTOLD
+        return Up(up, rows, metrics, scores), kept
 
 
 def _learn(site: Site) -> None:

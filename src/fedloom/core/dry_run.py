@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from fedloom.core.client import client
@@ -75,7 +76,7 @@ class PlayedVisit:
 
 def play_client(data: Rows, cid: int, down: Down, own: State | None = None) -> PlayedVisit:
     """One client's answer to a message; `own` is what it kept before."""
-    visit = Visit(data.program, cid, data.client(cid), down, own)
+    visit = Visit(data.program.without_masks(), cid, data.client(cid), down, own)
     return PlayedVisit(visit, *client(visit))
 
 
@@ -86,7 +87,7 @@ def play(
 
     Where only some of them are played, the others count as absent.
     """
-    program = data.program
+    program = data.program.without_masks()
     server, kept = initial_server(program), dict[int, State]()
     for plan in plans:
         r = Round(program, plan, server, cohort)
@@ -96,6 +97,8 @@ def play(
             kept[cid] = played.kept
             r.add(cid, played.up)
             yield played
+        if r.masked is not None:
+            r.unmask(np.zeros(r.masked.count, np.uint64))
         server = merge(r)
 
 

@@ -63,7 +63,7 @@ class Up:
     state: State
     """By slice: the shared model under "model", and what each part sends under its name."""
     n: int
-    """Training rows of the client."""
+    """Training rows of the client; `ROWS_UNTOLD` with `secure_aggregation`."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Of the training: `loss`."""
     scores: tuple[ClientScore, ...] = ()

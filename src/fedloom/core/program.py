@@ -19,6 +19,8 @@ from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.outputs import FrozenOutputs
 from fedloom.core.phase import Phase, tuning
 from fedloom.core.rng import generator, rng_scope
+from fedloom.core.secure.setting import Pairwise, check_hidden
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.settings import SERVER_KEYS
 from fedloom.core.task import WHAT, Classification, Task
@@ -44,6 +46,13 @@ class Program:
     """What the server makes of the uploads: the mean, or a rule that bears hostile ones."""
     hostile_clients: frozenset[int]
     """Ids of clients that work against the run, to see what it bears."""
+    secure: Pairwise | None
+    """How uploads are masked, if they are."""
+    masks: bool = True
+    """False: uploads have the form of masked ones and no mask, to play a run with made-up rows."""
+    system_secrets: bool = False
+    """Clients take their secrets from the operating system; in a simulation they follow from the
+    seed, so that it can be repeated, and are none."""
 
     def __init__(
         self,
@@ -57,8 +66,11 @@ class Program:
         newcomer_epochs: int | None = None,
         aggregation: Aggregation = MEAN,
         hostile: Hostile | None = None,
+        secure: Pairwise | None = None,
     ) -> None:
-        self.aggregation, self._hostile = aggregation, hostile
+        self.aggregation, self._hostile, self.secure = aggregation, hostile, secure
+        if secure is not None:
+            check_hidden(method, aggregation)
         self.hostile_clients = hostile.members(clients, seed) if hostile else frozenset[int]()
         self.method, self.clients, self.seed = method, clients, seed
         self.task: Task = task or Classification()
@@ -105,6 +117,12 @@ class Program:
     def _prepare_tests(self, head_epochs: int, newcomer_epochs: int | None) -> None:
         self.head_epochs, self.newcomer_epochs = head_epochs, newcomer_epochs
         self.adapt = self._head_tuning() if head_epochs else self.method.adapt
+
+    def without_masks(self) -> Program:
+        """The same to be played with made-up rows: what clients send has only its form."""
+        other = copy.copy(self)
+        other.masks = False
+        return other
 
     def hostile_at(self, cid: int) -> Hostile | None:
         """What the client does against the run, if anything."""
@@ -225,7 +243,7 @@ def check_composition(method: Method) -> None:
     """Names are unique, no part refuses another, and a server optimiser would do something."""
     names = [p.name for p in method.parts]
     for name in names:
-        if name in (METHOD, OPTIMIZER, FROZEN):
+        if name in (METHOD, OPTIMIZER, FROZEN, SECURE):
             raise BadInput(f"no part can be called {name!r}, which names a slice; rename it")
         if names.count(name) > 1:
             raise BadInput(f"{name!r} appears twice in the sum; use it once")

@@ -14,6 +14,9 @@ from fedloom.errors import BadInput, suggestion
 if TYPE_CHECKING:
     from fedloom.core.term import Term
 
+ROWS_UNTOLD = -1
+"""In place of a client's number of training rows, where `secure_aggregation` hides it."""
+
 DECLARED: Mapping[str, str] = {
     "row_means": (
         "Means of a few rows of inputs leave the site; enough of them, from several runs, give"

@@ -10,12 +10,16 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.aggregation import Accumulator
+from fedloom.core.frozen import FROZEN
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
+from fedloom.core.secure.numbers import Numbers
+from fedloom.core.secure.slices import SECURE
+from fedloom.core.secure.upload import TYPES, MaskedSum, clear_part
 from fedloom.core.tree import State, Tree, clone, select
 from fedloom.errors import LeakError
 
@@ -62,6 +66,9 @@ class Round:
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
         self._part_of = {name: parts[part] for name, part in program.writers().items()}
+        self.masked = None if program.secure is None else MaskedSum(program.secure)
+        """The uploads of a round with secure aggregation, until they are unmasked."""
+        self._constants: State = {}
         gathered = (self.net.match(p.gathers_model) for p in program.method.parts)
         self._gathered: frozenset[str] = frozenset().union(*gathered)
 
@@ -88,6 +95,9 @@ class Round:
 
     def add(self, cid: int, up: Up | None) -> None:
         """Take one client's upload; None: the client did not answer."""
+        if self.masked is not None:
+            self._add_masked(cid, up)
+            return
         if up is not None:
             up = replace(up, state=self.program.frozen.put_back(up.state))
         self._waiting[cid] = up
@@ -103,13 +113,39 @@ class Round:
             gathered[METHOD] = select(up.state[METHOD], self._gathered)
         self.ups[cid] = Up(gathered, up.n, up.metrics)
         for name, tree in up.state.items():
-            beside_the_model = name == self.method.name  # the method's second slice
             with naming_hooks(f"on the server for client {cid}, {self.plan}"):
-                weight = 1.0 if beside_the_model else self._part_of[name].weight(self, cid, up)
+                weight = weight_of(self, name, cid, up)
             if name not in self._folded:
                 reference = self.server.get(name, {})
                 self._folded[name] = self.program.aggregation.accumulator(reference)
             self._folded[name].fold(tree, weight)
+
+    def _add_masked(self, cid: int, up: Up | None) -> None:
+        """Whole numbers have the same sum in any order."""
+        assert self.masked is not None
+        if up is None:
+            return
+        clear = clear_part(self.program, up.state)
+        self.masked.add(cid, up.state, clear)
+        self._constants = self.program.frozen.put_back({FROZEN: clear.get(FROZEN, {})})
+        own = {n: {k: v for k, v in t.items() if k != TYPES} for n, t in clear.items()}
+        gathered = {n: t for n, t in own.items() if t and n != FROZEN}
+        self.ups[cid] = Up(gathered, up.n, up.metrics)
+
+    def unmask(self, masks: Numbers) -> None:
+        """Take these masks off the sums of uploads."""
+        assert self.masked is not None
+        self.ups, clipped = dict(sorted(self.ups.items())), 0
+        for name, total in self.masked.without(masks).items():
+            self._folded[name] = replace(total, constants=self._constants.get(name, {}))
+            clipped += total.clipped
+        self.notes[SECURE] = {"clipped": clipped}
+
+
+def weight_of(r: Round, name: str, cid: int, up: Up) -> float:
+    """A client's weight in the mean of a slice."""
+    beside_the_model = name == r.method.name  # the method's second slice
+    return 1.0 if beside_the_model else r._part_of[name].weight(r, cid, up)
 
 
 def send(r: Round, cid: int, own: State | None = None) -> Down:

@@ -21,6 +21,7 @@ from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
+from fedloom.core.secure.slices import of_method
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
@@ -145,14 +146,15 @@ class Site:
         self.shared = self.program.shared(self.cid)
         put_back = self.program.frozen.put_back
         self.down = place_state(put_back(visit.down.state), self.device)
-        self.own = clone_state(place_state(put_back(visit.own or {}), self.device))
+        own = of_method(visit.own)
+        self.own = clone_state(place_state(put_back(own or {}), self.device))
         self.memo, self.travel = {}, {}
         self.steps, self.mean_loss = 0, None
         self.terms = () if self.plan.kind == "special" else self.method.terms
         self._fits = {"model": 0, "second": 0}
         self._loop: _Loop | None = None
         self._scanned: tuple[_ScanKey, dict[str, Tensor]] | None = None
-        if visit.own is None:
+        if own is None:
             for part in self.method.parts:
                 self.own |= place_state(part.client_init(self), self.device)
         self.received = self.method.receive(self)

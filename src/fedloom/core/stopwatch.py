@@ -16,6 +16,7 @@ Activity = Literal[
     "data",
     "evaluation",
     "aggregation",
+    "secure aggregation",
     "transfer",
     "digests",
     "saving",

@@ -67,6 +67,10 @@ class Term:
     end of the round, not folded into a mean and dropped."""
     gathers_model: ClassVar[str] = ""
     """The same for the model: a pattern of the keys it reads."""
+    in_the_clear: ClassVar[tuple[str, ...]] = ()
+    """Keys of its slice that tell nothing of rows and are all that it reads of single uploads: with
+    `secure_aggregation` they are sent as they are, and everything else is masked. Without this a
+    part that gathers is refused there."""
     keeps_what_it_sent: ClassVar[str] = ""
     """Why its slice at a client may hold the very values that were sent; empty: it may not, and
     `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""

@@ -101,6 +101,7 @@ class MeanRegularization(Term):
     family: ClassVar[str] = "representation"
     before: ClassVar[tuple[str, ...]] = ("mean",)
     gathers: ClassVar[bool] = True
+    in_the_clear: ClassVar[tuple[str, ...]] = (broadcast_once.LOST,)
     # C.2 searches kappa from 0.001 to 500 and takes 0.1 to 50.
     tunable: ClassVar[Tunable] = {"kappa": Log(1e-2, 200), "mu": Linear(0.1, 1)}
     kappa: float | None = None

@@ -166,6 +166,11 @@ class RunConfig(BaseModel):
         description="mean, or a rule that bears hostile clients: median, trimmed_mean(share=0.2),"
         " krum(share=0.2), norm_bound",
     )
+    secure_aggregation: Words | None = Field(
+        None,
+        description="mask uploads, so that the server learns only their sum: true, or e.g."
+        " 'pairwise(clip=8.0, bits=22)'",
+    )
     hostile: Words | None = Field(
         None,
         description="clients that work against the run, e.g. 'sign_flip(share=0.2)', scaled,"
@@ -238,6 +243,11 @@ class RunConfig(BaseModel):
         if isinstance(value, str) and value.strip():
             parse_protocol(value)  # what is misspelt should not wait for the data to be read
         return value
+
+    @field_validator("secure_aggregation", mode="before")
+    @classmethod
+    def _true_is_the_usual_kind(cls, value: Any) -> Any:
+        return ("pairwise" if value else None) if isinstance(value, bool) else value
 
     @field_validator("task", mode="before")
     @classmethod
@@ -343,6 +353,7 @@ class RunSettings(TypedDict, total=False):
     server_beta2: float | None
     server_tau: float | None
     aggregation: str
+    secure_aggregation: str | bool | None
     hostile: str | None
     protocol: str | Protocol
     eval_every: int

@@ -20,6 +20,7 @@ from fedloom.core.net import Net
 from fedloom.core.program import Program
 from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.score import SplitName
+from fedloom.core.secure.setting import parse_secure_aggregation
 from fedloom.core.task import Classification, Targets, Task, parse_task, task_for
 from fedloom.data import FederatedData, Partition, RemoteData, Source, federate, load
 from fedloom.data.registry import registered
@@ -94,6 +95,11 @@ class Experiment:
             newcomer_epochs=protocol.newcomer_epochs,
             aggregation=parse_aggregation(config.aggregation),
             hostile=None if config.hostile is None else parse_hostile(config.hostile),
+            secure=(
+                None
+                if config.secure_aggregation is None
+                else parse_secure_aggregation(config.secure_aggregation)
+            ),
         )
         program.outputs.budget = int(config.memory * 2**20)
         _check_enough(program, config)
@@ -299,6 +305,8 @@ def _plans(program: Program, config: RunConfig, protocol: Protocol) -> list[Plan
 
 def _check_enough(program: Program, config: RunConfig) -> None:
     asked = len(program.cohort(Plan(1), config.participation))
+    if program.secure is not None:
+        program.secure.check_cohort(asked)
     if config.min_clients > asked:
         raise BadInput(
             f"min_clients = {config.min_clients}, but a round asks only {asked} of"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from fedloom.core.message import Plan, Up
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.errors import RunFolderError
 from fedloom.record import (
     At,
@@ -47,7 +48,8 @@ def shared_in(up: Up) -> SharedSet:
         for score in up.scores
         for metric in ("rows", *score.metrics)
     }
-    return SharedSet(UNNUMBERED, tensors, ("rows", *sorted(up.metrics), *sorted(measured)))
+    rows = () if up.n == ROWS_UNTOLD else ("rows",)
+    return SharedSet(UNNUMBERED, tensors, (*rows, *sorted(up.metrics), *sorted(measured)))
 
 
 def _read(path: Path, start: int = 0) -> list[LedgerLine]:

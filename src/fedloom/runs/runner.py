@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Sequence
@@ -12,14 +13,16 @@ from typing import Annotated
 from pydantic import Field
 
 from fedloom.core.digest import state_sha256
-from fedloom.core.message import Plan
+from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
-from fedloom.core.tree import State, Tree, nbytes
+from fedloom.core.tree import State, Tree
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import CheckpointError, TooFewAnswers
+from fedloom.errors import CheckpointError, NotUnmasked, TooFewAnswers
 from fedloom.files import jsonable
 from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
@@ -32,9 +35,12 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
+from fedloom.runs.secure_round import SecureRound, Traffic
 from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
+
+log = logging.getLogger("fedloom")
 
 TRIES = 3
 """How often a round is asked for when too few clients answer."""
@@ -74,6 +80,19 @@ class Progress:
     digests_bytes: Annotated[int, Field(ge=0)] | None = None
     """None: the run began before digests were recorded."""
     early_end: EarlyEnd | None = None
+
+
+class _EnteredTraffic(Traffic):
+    """The traffic of a step, which the run's ledger tells of."""
+
+    def __init__(self, ledger: Ledger | None) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def came(self, cid: int, up: Up) -> None:
+        super().came(cid, up)
+        if self._ledger is not None:
+            self._ledger.enter(cid, up)
 
 
 class Runner:
@@ -223,53 +242,53 @@ class Runner:
 
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
-        for _ in range(TRIES - 1):
+        for attempt in range(TRIES - 1):
             with suppress(TooFewAnswers):
-                self._commit(self.play(plan))
+                self._commit(self.play(plan, attempt=attempt))
                 return
-        self._commit(self.play(plan))
+        self._commit(self.play(plan, attempt=TRIES - 1))
 
-    def play(self, plan: Plan, last: bool | None = None) -> PlayedStep:
+    def play(self, plan: Plan, last: bool | None = None, attempt: int = 0) -> PlayedStep:
         """Carry out a plan; nothing of it counts before all of it is done.
 
         `last` says whether it is the run's last, which is scored more fully; by default as the
-        list of plans has it.
+        list of plans has it. `attempt` counts how often the plan was asked for before.
         """
         begun = time.perf_counter()
         present = list(self.engine.present(self.program.clients))
         cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
         sheet, kept, digester = ScoreSheet(), self.clients.draft(), self.chain.step()
-        bytes_up = bytes_down = 0
-        absent, rows = dict[int, str](), dict[int, int]()
+        absent, rows, traffic = dict[int, str](), dict[int, int](), _EnteredTraffic(self._ledger)
+        secure = self.secure_round(plan, attempt, traffic)
+        asked = cohort if secure is None else self._prepared(secure, r, absent)
 
         def job(cid: int) -> Job:
-            nonlocal bytes_down
             own = self.clients.get(cid)
             down = send(r, cid, own)
-            bytes_down += nbytes(down.state)
+            if secure is not None:
+                own, down = secure.own(cid), secure.added_to(down)
+            traffic.sent(cid, down.state)
             digester.sent(cid, down.state)
             return Job(cid, down, own)
 
         inside = self.evaluator.inside(plan)
-        for cid, up, own in self.engine.clients(cohort, job, inside):
+        for cid, up, own in self.engine.clients(asked, job, inside):
             if isinstance(up, Absent):
                 absent[cid] = up.why
                 r.add(cid, None)
                 continue
-            bytes_up += nbytes(up.state)
-            rows[cid] = up.n
+            traffic.came(cid, up)
+            if up.n != ROWS_UNTOLD:
+                rows[cid] = up.n
             self.evaluator.enter(cid, up.scores, sheet)
-            if self._ledger is not None:
-                self._ledger.enter(cid, up)
             digester.answered(cid, up, own)
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
-        self._check_enough(r, absent)
+        self._check_enough(r, absent, 0 if secure is None else secure.least)
         digester.hash_waiting()  # here, so that its time counts for this step
-        with timed("aggregation"):
-            server = merge(r)
+        server = self._merged(r, secure)
         if last is None:
             last = self.done == len(self.plans) - 1
         self.evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
@@ -281,8 +300,8 @@ class Runner:
             owner=plan.owner,
             cohort=tuple(cohort),
             loss=_mean_loss(r),
-            bytes_up=bytes_up,
-            bytes_down=bytes_down,
+            bytes_up=traffic.up,
+            bytes_down=traffic.down,
             seconds=time.perf_counter() - begun,
             activities=self._activities(),
             scores=scores,
@@ -296,16 +315,64 @@ class Runner:
         linked = digester.ended(self.done, changed, plain)
         return PlayedStep(record, server, kept, plain_line(plain), linked.digests, linked.line)
 
-    def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
-        least = self.experiment.config.min_clients
+    def secure_round(
+        self, plan: Plan, attempt: int = 0, traffic: Traffic | None = None
+    ) -> SecureRound | None:
+        """For a plan whose uploads are masked."""
+        if self.program.secure is None or plan.kind == "adapt":
+            return None
+        own, engine = self.clients.get, self.engine
+        return SecureRound(self.program, plan, attempt, self.server, engine, own, traffic)
+
+    def _prepared(self, secure: SecureRound, r: Round, absent: dict[int, str]) -> list[int]:
+        """Who is a member of a round with secure aggregation; who is not, is absent."""
+        try:
+            return secure.prepare(r.cohort)
+        except TooFewAnswers:
+            self._give_up(r)
+            raise
+        finally:
+            absent |= secure.absent
+            for cid in secure.absent:
+                r.add(cid, None)
+
+    def _merged(self, r: Round, secure: SecureRound | None) -> State:
+        """The server's state after a round that enough clients answered."""
+        if secure is None:
+            with timed("aggregation"):
+                return merge(r)
+        try:
+            with timed("secure aggregation"):
+                secure.unmask(r)
+        except NotUnmasked:
+            self._give_up(r)
+            raise
+        if clipped := r.notes[SECURE]["clipped"]:
+            log.warning(
+                "%s: %d numbers of uploads were clipped; raise clip or totals of"
+                " secure_aggregation = %r",
+                *(r.plan, clipped, str(secure.setting)),
+            )
+        with timed("aggregation"):
+            return secure.kept_by_server(merge(r), r.ups)
+
+    def _check_enough(self, r: Round, absent: dict[int, str], for_sums: int) -> None:
+        """`for_sums`: how many uploads secure aggregation takes."""
+        least = max(self.experiment.config.min_clients, for_sums)
         if len(r.ups) < least:
-            if self._ledger is not None:
-                self._ledger.give_up(self.done, r.plan)
+            self._give_up(r)
             reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(absent.items()))
+            needed = f"min_clients = {least}"
+            if least == for_sums:
+                needed = f"the {least} that secure aggregation needs"
             raise TooFewAnswers(
                 f"{r.plan}: {len(r.ups)} of {len(r.cohort)} clients answered, fewer than"
-                f" min_clients = {least} ({reasons}); nothing of this round counts, see to them"
+                f" {needed} ({reasons}); nothing of this round counts, see to them"
             )
+
+    def _give_up(self, r: Round) -> None:
+        if self._ledger is not None:
+            self._ledger.give_up(self.done, r.plan)
 
     def _activities(self) -> Seconds:
         """Seconds by activity since the last call, here and in the engine's other processes."""
@@ -490,6 +557,11 @@ def _shapes(tree: Tree) -> dict[str, tuple[object, ...]]:
 
 def _mean_loss(r: Round) -> float | None:
     """Training loss over the cohort, weighted by samples."""
-    losses = [(up.metrics["loss"], up.n) for up in r.ups.values() if "loss" in up.metrics]
+    # Clients that do not tell their rows count alike.
+    losses = [
+        (up.metrics["loss"], 1 if up.n == ROWS_UNTOLD else up.n)
+        for up in r.ups.values()
+        if "loss" in up.metrics
+    ]
     rows = sum(n for _, n in losses)
     return sum(loss * n for loss, n in losses) / rows if rows else None

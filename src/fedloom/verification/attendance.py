@@ -15,8 +15,9 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Plan, Up
 from fedloom.core.program import Program
 from fedloom.core.score import ClientScore
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.tree import State
-from fedloom.engines import Absent, Engine, JobOf
+from fedloom.engines import Absent, Engine, Job, JobOf
 from fedloom.record import RoundRecord
 
 
@@ -87,11 +88,19 @@ class AsRecorded(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up | Absent, State]]:
         absent = {} if self._now is None else self._now.record.absent
-        for cid in ids:
-            if cid in absent:
-                job(cid)  # it was sent, and counts
-                yield cid, Absent(absent[cid]), {}
-        yield from self._engine.clients([cid for cid in ids if cid not in absent], job, ask)
+        # Each is made once, also where nobody answers: it was sent, and counts.
+        made = {cid: job(cid) for cid in ids if cid in absent}
+        gone = [cid for cid in made if not self._went_later(made[cid])]
+        for cid in gone:
+            yield cid, Absent(absent[cid]), {}
+        answering = [cid for cid in ids if cid not in gone]
+        yield from self._engine.clients(answering, lambda cid: made.get(cid) or job(cid), ask)
+
+    def _went_later(self, job: Job) -> bool:
+        """With secure aggregation a client may have sent its shares and then no upload."""
+        assert self._now is not None
+        members = self._now.record.notes.get(SECURE, {}).get("members", ())
+        return job.cid in members and job.down.plan.part == SECURE
 
     def evaluate(
         self, ids: Sequence[int], job: JobOf, ask: Ask

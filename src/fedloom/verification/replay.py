@@ -57,10 +57,15 @@ class Replay:
         self._as_recorded(record)
         r = Round(runner.program, plan, runner.server, record.cohort)
         digester, sheet = runner.chain.step(), ScoreSheet()
+        secure = runner.secure_round(plan)
+        if secure is not None:
+            secure.prepare(record.cohort)
 
         def job(cid: int) -> Job:
             own = runner.clients.get(cid)
             down = send(r, cid, own)
+            if secure is not None:
+                own, down = secure.own(cid), secure.added_to(down)
             digester.sent(cid, down.state)
             return Job(cid, down, own)
 

@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedloom.core.dry_run import MadeUpData, PlayedVisit, in_short, play
+from fedloom.core.message import Up
 from fedloom.core.program import Program
 from fedloom.core.score import SplitName
+from fedloom.core.secure.form import STEPS, answer_form
+from fedloom.core.secure.slices import SECURE
+from fedloom.core.tree import State
 from fedloom.deploy.gate.form import Form, TensorForm, Upload, step_name
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Reply
@@ -60,17 +64,40 @@ def derive_form(
                 known.append(upload)
             if number == 0 and plan.kind == "train" and plan.t == 1:
                 scores |= score_names(played)
+    if program.secure is not None:
+        steps |= _around_rounds(uploads, steps, networks, cohorts)
     return Form(
         networks=networks,
         uploads={name: tuple(known) for name, known in uploads.items()},
         steps=dict(steps),
         scores=scores,
         splits=splits,
+        hides_rows=program.secure is not None,
     )
 
 
+def _around_rounds(
+    uploads: dict[str, list[Upload]], rounds: Counter[str], networks: int, cohorts: Sequence[int]
+) -> Counter[str]:
+    """What secure aggregation asks before and after every round with an upload; returns how
+    often."""
+    times = sum(count for step, count in rounds.items() if not step.startswith("adapt"))
+    steps = Counter[str]()
+    for step in STEPS:
+        owner = f"{SECURE}.{step}"
+        steps[f"special {owner}"] = times
+        forms = [_form(answer_form(owner, size)) for size in cohorts]
+        for network in range(networks):
+            uploads[step_name(network, "special", owner)] = forms[:1] if step == "keys" else forms
+    return steps
+
+
 def _upload(played: PlayedVisit) -> Upload:
-    records = codec.write_reply(Reply(played.visit.cid, played.up, ""))
+    return _form(played.up.state)
+
+
+def _form(state: State) -> Upload:
+    records = codec.write_reply(Reply(0, Up(state, 0), ""))
     return {
         name.removeprefix(STATE): {
             key: TensorForm(dtype=array.dtype, shape=array.shape) for key, array in tree.items()

@@ -55,6 +55,8 @@ class Form(BaseModel):
     """Model that is scored -> names of its metrics."""
     splits: tuple[str, ...]
     """Of the site's rows, which are scored."""
+    hides_rows: bool = False
+    """With secure aggregation no answer tells how many rows the site has."""
 
     def uploads_of(self, cid: int, kind: str, owner: str) -> tuple[Upload, ...]:
         """What a client may send in a step; nothing is known of a step that was not played."""

@@ -18,6 +18,7 @@ from flwr.common.constant import ErrorCode, SType
 from numpy.lib.format import write_array_header_1_0
 
 from fedloom import errors
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.score import GLOBAL
 from fedloom.deploy.gate.form import Form, TensorForm, Upload
 from fedloom.deploy.gate.orders import AskHead, OrderHead
@@ -59,7 +60,9 @@ def checked_answer(records: RecordDict, order: OrderHead, form: Form, rows: int)
         return RecordDict({"head": ConfigRecord(head), **others})
     head = _config(records, "head", {"client": int, "rows": int, "own": str, "anew": bool})
     _check_client(head, order)
-    if not 1 <= head["rows"] <= rows:
+    if form.hides_rows and head["rows"] != ROWS_UNTOLD:
+        raise Forbidden("it tells the site's rows, which secure aggregation hides")
+    if not form.hides_rows and not 1 <= head["rows"] <= rows:
         raise Forbidden(f"it claims {head['rows']} rows, the site has {rows}")
     if head["own"] and not _DIGEST.fullmatch(head["own"]):
         raise Forbidden("what it says of its own state is no digest")

@@ -102,6 +102,7 @@ class SiteData:
         data: ClientData = self.divided.client(0)
         partition = self.divided.partition
         rows = f"{partition.source} {partition.fingerprint}"
+        experiment.program.system_secrets = True
         experiment.program.outputs.keep_on_disk(folder / "outputs", rows)
 
         def save(visit: Visit) -> None:

@@ -270,6 +270,9 @@ class Flower(Engine):
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         self._program, self._data = program, data
         self._expected = ExpectedUpload(program, data.classes, data.kind == "text")
+        if program.secure is not None and self.bounds is not None:
+            log.info("uploads are masked, so their rows and lengths are not compared")
+            self.bounds = None
 
     def present(self, clients: int) -> Sequence[int]:
         end, last_logged = time.monotonic() + self.patience, -1

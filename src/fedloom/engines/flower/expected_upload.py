@@ -20,7 +20,10 @@ from fedloom.core.message import Up
 from fedloom.core.metrics import metric
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
+from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.score import GLOBAL, ClientScore
+from fedloom.core.secure.form import answer_form
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.tree import State, Tree
 from fedloom.engines import Job
 from fedloom.engines.flower.reply_size import SMALL, most_bytes
@@ -81,7 +84,8 @@ class ExpectedUpload:
 
     def objection_to(self, job: Job, up: Up) -> str:
         """Why the upload of this job cannot be used; empty if it can."""
-        if up.n < 1:
+        hidden = self.program.secure is not None
+        if (up.n != ROWS_UNTOLD) if hidden else (up.n < 1):
             return f"it says that it has {up.n} rows"
         if job.down.plan.kind == "adapt":  # nothing goes up
             return _difference(up.state, {})
@@ -92,7 +96,7 @@ class ExpectedUpload:
         return (
             _personal(self.program, job.cid, up.state)
             or _difference(up.state, form)
-            or _other_frozen(up.state, self._marks[self._kind(job)])
+            or _other_frozen(up.state, self._marks.get(self._kind(job), {}))
             or _not_finite(up.state)
             or _below_zero(up.state)
         )
@@ -121,6 +125,10 @@ class ExpectedUpload:
         return job.cid % len(self.program.nets), job.own is None
 
     def _form(self, job: Job) -> Form:
+        plan = job.down.plan
+        if plan.part == SECURE:
+            members = job.down.state.get(SECURE, {}).get("members", ())
+            return _form_of(answer_form(plan.owner, len(members)))
         network, new = self._kind(job)
         if (network, new) not in self._forms:
             played = play_client(self._data, job.cid, job.down)
