@@ -86,11 +86,15 @@ class _Call:
         check_kept(site)
         kept = {name: tree for name, tree in site.own.items() if tree}
         left_out = site.program.frozen.left_out
-        if self.hostile is not None:
-            up = self.hostile.upload(up, site.down, site.plan)
-        up, kept = plain_state(left_out(up)), plain_state(left_out(kept))
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
-        return Up(up, len(visit.data.train), metrics, scores), kept
+        leaving = Up(up, len(visit.data.train), metrics, scores)
+        if (privacy := site.program.privacy) is not None:
+            leaving = privacy.leaving(leaving, site)
+        if self.hostile is not None:
+            changed = self.hostile.upload(leaving.state, site.down, site.plan)
+            leaving = replace(leaving, state=changed)
+        leaving = replace(leaving, state=plain_state(left_out(leaving.state)))
+        return leaving, plain_state(left_out(kept))
 
 
 def _learn(site: Site) -> None:

@@ -58,7 +58,7 @@ def combination_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 def _identity_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """With the identity in place of every client's E[f f'] (appendix A.5)."""
-    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    h, n = statistics["h"], _rows(statistics["counts"])  # [m, K, d], [m]
     gram = _gram(h)
     noise = statistics["variance"].clamp_min(0) / n
     for i in range(len(h)):
@@ -67,7 +67,7 @@ def _identity_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 def _full_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """In the metric of Lambda_i = E[f f'] of client i (appendix A.3)."""
-    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    h, n = statistics["h"], _rows(statistics["counts"])  # [m, K, d], [m]
     second = (statistics["second"] + statistics["second"].mT) / 2  # noise makes it asymmetric
     for i in range(len(h)):
         white = _whitening(second[i])  # [d, d], Lambda_i^-1 = white white'
@@ -80,7 +80,7 @@ def _full_matrices(statistics: Mapping[str, Tensor]) -> Iterator[Tensor]:
 def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same statistics of f - E[f], with the mean over all clients' samples (Assumption 2)."""
     h, counts = statistics["h"], statistics["counts"]
-    n, means = counts.sum(1), h.sum(1)  # [m], [m, d]
+    n, means = _rows(counts), h.sum(1)  # [m], [m, d]
     shift = n @ means / n.sum()
     prior = counts / n[:, None]
     moved = {**statistics, "h": h - prior[:, :, None] * shift}
@@ -101,6 +101,11 @@ def combined(weights: Tensor, tensors: Tensor) -> Tensor:
     if not tensors.is_floating_point():
         mixed = mixed.round()
     return mixed.to(tensors.dtype)
+
+
+def _rows(counts: Tensor) -> Tensor:
+    """Of clients with counts [m, K], [m]; at least one, for noise may leave none."""
+    return counts.clamp_min(0).sum(1).clamp_min(1)
 
 
 def _gram(h: Tensor) -> Tensor:

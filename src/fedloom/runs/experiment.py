@@ -17,6 +17,7 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.metrics import listed
 from fedloom.core.net import Net
+from fedloom.core.privacy import parse_privacy
 from fedloom.core.program import Program
 from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.score import SplitName
@@ -92,6 +93,7 @@ class Experiment:
             newcomer_epochs=protocol.newcomer_epochs,
             aggregation=parse_aggregation(config.aggregation),
             hostile=None if config.hostile is None else parse_hostile(config.hostile),
+            privacy=None if config.privacy is None else parse_privacy(config.privacy),
         )
         program.outputs.budget = int(config.memory * 2**20)
         _check_enough(program, config)
