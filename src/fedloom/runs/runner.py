@@ -22,7 +22,7 @@ from fedloom.engines import Absent, Engine, Job
 from fedloom.errors import CheckpointError, TooFewAnswers
 from fedloom.files import jsonable
 from fedloom.methods import describe
-from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
+from fedloom.record import PrivacySpent, RoundRecord, Seconds, StepDigests, Summary, load
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
 from fedloom.runs.client_models import States
@@ -33,6 +33,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
+from fedloom.runs.privacy_account import Budget, PrivacyAccount
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
 
@@ -109,6 +110,7 @@ class Runner:
         self._early_end: EarlyEnd | None = None
         self.evaluator = Evaluator(experiment, engine)
         self.chain = DigestChain.begun(experiment, self.server)
+        self.account = PrivacyAccount.of(self.program)
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
         self._saved = -1
@@ -145,6 +147,7 @@ class Runner:
                 for watcher in self.watchers:
                     watcher.begun(self)
                 while self.done < len(self.plans):
+                    self._keep_to_budget()
                     self._step(self.plans[self.done])
             finally:
                 self._checkpoint()  # also after an error or Ctrl-C: nothing done is lost
@@ -167,6 +170,7 @@ class Runner:
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
         self.records = read_records(self.folder.metrics, RoundRecord)
+        self.account = PrivacyAccount.of(self.program, self.records)
 
     def _restore_digests(self, folder: RunFolder, progress: Progress) -> None:
         self._digests_bytes = progress.digests_bytes
@@ -219,7 +223,16 @@ class Runner:
             stopped=None if self._early_end is None else self._early_end.reason,
             title=config.title,
             digest=None if self._digests_bytes is None else self.chain.link,
+            privacy=self._privacy_spent(),
         )
+
+    def _privacy_spent(self) -> PrivacySpent | None:
+        """In all, as the last step left it."""
+        if self.account is None or not self.records:
+            return None
+        last = self.records[-1].privacy
+        assert last is not None
+        return replace(last, mechanisms=dict(sorted(self.account.mechanisms.items())), repeated={})
 
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
@@ -266,7 +279,7 @@ class Runner:
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
-        self._check_enough(r, absent)
+        self._check_enough(r, absent, rows)
         digester.hash_waiting()  # here, so that its time counts for this step
         with timed("aggregation"):
             server = merge(r)
@@ -290,15 +303,18 @@ class Runner:
             rows=dict(sorted(rows.items())),  # not in the order of arrival
             notes=jsonable(r.notes),
             headline=headline(self.experiment.protocol, scores),
+            privacy=None if self.account is None else self.account.after(plan, rows),
         )
         plain = plain_record(record)
         changed = None if server is self.server else server
         linked = digester.ended(self.done, changed, plain)
         return PlayedStep(record, server, kept, plain_line(plain), linked.digests, linked.line)
 
-    def _check_enough(self, r: Round, absent: dict[int, str]) -> None:
+    def _check_enough(self, r: Round, absent: dict[int, str], rows: dict[int, int]) -> None:
         least = self.experiment.config.min_clients
         if len(r.ups) < least:
+            if self.account is not None:
+                self.account.give_up(r.plan, rows)
             if self._ledger is not None:
                 self._ledger.give_up(self.done, r.plan)
             reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(absent.items()))
@@ -338,6 +354,8 @@ class Runner:
         self.server = played.server
         self.clients.accept(played.kept)
         self.chain.accept(played.digests)
+        if self.account is not None and played.record.privacy is not None:
+            self.account.accept(played.record.privacy)
         self.done += 1
 
     def _remember(self, played: PlayedStep) -> None:
@@ -371,6 +389,19 @@ class Runner:
             return record.kind != "train" or whole_last_round
         newcomers = self.experiment.config.newcomers > 0
         return record.headline is None or newcomers or whole_last_round
+
+    def _keep_to_budget(self) -> None:
+        """Make the next training round the last one, if the budget of `privacy` permits no more."""
+        privacy, left = self.program.privacy, self.plans[self.done :]
+        if privacy is None or not privacy.budget or self.account is None or left[0].kind != "train":
+            return
+        # Which sites will be there is not known before they are asked.
+        anybody = self.engine.keeps_states
+        present = None if anybody else list(self.engine.present(self.program.clients))
+        reason = Budget(self.experiment, self.account, privacy).ends_with(left, present)
+        if reason:
+            rounds = self.experiment.config.rounds
+            self._cut_plans(EarlyEnd(reason, True, self.done + 1, rounds))
 
     def _cut_plans(self, early_end: EarlyEnd) -> None:
         """End the training early."""

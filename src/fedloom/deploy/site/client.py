@@ -128,6 +128,7 @@ class SiteData:
             check_device(self.config.device),
             self.settings.lost_state,
             save,
+            secret_noise=True,
         )
 
     def experiment(self) -> Experiment:
