@@ -54,7 +54,7 @@ def clipped_sum(
 def _factors(gradients: Sequence[Tensor], clip: float) -> Tensor:
     """What brings each row's gradient [n, ...] to the length `clip`, [n]; 1 where it is not
     longer."""
-    squares = torch.stack([g.flatten(1).double().square().sum(1) for g in gradients])
+    squares = torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradients])
     return (clip / squares.sum(0).sqrt()).clamp_max(1.0).to(gradients[0].dtype)
 
 
