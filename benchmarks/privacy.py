@@ -34,10 +34,12 @@ SETTINGS: dict[str, Any] = {
     "partition": "dirichlet(alpha=0.3)",
     "model": "mlp(hidden=[32])",
     "rounds": 20,
-    "epochs": 2,
+    "epochs": 3,
+    "batch_size": 32,
+    "lr": 0.1,
     "eval_every": 20,
 }
-CLIENT_NOISE = (0.03, 0.1, 0.3, 1.0)
+CLIENT_NOISE = (0.03, 0.1, 0.3)
 EXAMPLE_NOISE = (0.5, 1.0, 2.0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import erf, exp, sqrt
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor
 from fedloom.core.accountant import epsilon, mechanisms_told
 from fedloom.core.example_gradients import clipped_sum
 from fedloom.core.message import Plan
-from fedloom.core.noise_source import SeededNoise, SystemNoise
+from fedloom.core.noise_source import SecretNoise, SeededNoise
 from fedloom.core.privacy import ClientPrivacy, ExamplePrivacy, parse_privacy
+from fedloom.deploy.site.noise_key import noise_key
 from fedloom.errors import BadInput
 
 SILENT = 1e-12
@@ -80,13 +82,33 @@ def test_noise_has_the_stated_spread_and_is_of_client_round_and_slice() -> None:
         assert abs(float(torch.corrcoef(torch.stack([drawn, other]))[0, 1])) < 0.05
 
 
-def test_the_systems_noise_is_normal_and_never_the_same() -> None:
-    like = torch.zeros(20_000)
-    first, second = (SystemNoise().normal("w", like) for _ in range(2))
-    assert abs(float(first.std()) - 1) < 0.05
-    assert abs(float((first.abs() < 1).double().mean()) - 0.6827) < 0.02
-    assert float(first.abs().max()) < 9
-    assert not torch.equal(first, second)
+def test_a_sites_noise_is_normal_and_the_same_for_the_same_answer_only() -> None:
+    """Or a server could ask again and again, and average the noise away; or subtract two answers of
+    which it knows that they have the same noise."""
+    value, other_value = torch.zeros(20_000), torch.zeros(20_000).index_fill(0, torch.tensor(0), 1)
+    source = SecretNoise(b"key", "order")
+    drawn, next_one = source.normal("w", value), source.normal("w", value)
+    assert abs(float(drawn.std()) - 1) < 0.05
+    assert abs(float((drawn.abs() < 1).double().mean()) - 0.6827) < 0.02
+    assert float(drawn.abs().max()) < 9
+    assert torch.equal(drawn, SecretNoise(b"key", "order").normal("w", value))
+    for other in (
+        next_one,
+        SecretNoise(b"another", "order").normal("w", value),
+        SecretNoise(b"key", "another").normal("w", value),
+        SecretNoise(b"key", "order").normal("v", value),
+        SecretNoise(b"key", "order").normal("w", other_value),
+    ):
+        assert abs(float(torch.corrcoef(torch.stack([drawn, other]))[0, 1])) < 0.05
+
+
+def test_a_sites_secret_is_drawn_once_and_gives_a_key_for_each_setting(tmp_path: Path) -> None:
+    keys = [noise_key(tmp_path, what) for what in ("a", "b", "a")]
+    assert keys[0] == keys[2] != keys[1]
+    assert noise_key(tmp_path / "another", "a") != keys[0]
+    (tmp_path / "noise.key").write_bytes(b"short")
+    with pytest.raises(BadInput, match="noise.key"):
+        noise_key(tmp_path, "a")
 
 
 # ------------------------------------------------------------------ epsilon

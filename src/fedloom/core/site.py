@@ -13,11 +13,12 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.data import ClientData, Split
+from fedloom.core.digest import digest
 from fedloom.core.example_gradients import clipped_sum
 from fedloom.core.message import Down, Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
-from fedloom.core.noise_source import NoiseSource, SeededNoise, SystemNoise
+from fedloom.core.noise_source import NoiseSource, SecretNoise, SeededNoise
 from fedloom.core.optimizers import OPTIMIZER, Optimizer, make_optimizer
 from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
@@ -45,8 +46,8 @@ class Visit:
     down: Down
     own: State | None = None
     device: torch.device = CPU
-    secret_noise: bool = False
-    """Noise that hides something comes from the operating system and not from the run's seed."""
+    noise_key: bytes | None = None
+    """A site's secret, from which the noise that hides something is made; None: from the seed."""
 
     @property
     def place(self) -> str:
@@ -148,7 +149,7 @@ class Site:
         self.cid, self.data, self.device = visit.cid, visit.data, visit.device
         self.method, self.task = self.program.method, self.program.task
         self.opt = self.method.opt
-        self.noise = SystemNoise() if visit.secret_noise else SeededNoise(self.plan, self.cid)
+        self.noise = _noise(visit)
         self.net = self.program.net(self.cid)
         self.shared = self.program.shared(self.cid)
         put_back = self.program.frozen.put_back
@@ -508,6 +509,14 @@ class Site:
         loop = self._running
         loop.optimizer.step([g[k] for k in loop.keys])
         loop.applied += 1
+
+
+def _noise(visit: Visit) -> NoiseSource:
+    plan = visit.down.plan
+    if visit.noise_key is None:
+        return SeededNoise(plan, visit.cid)
+    states = digest(visit.down.state), digest(visit.own or {})
+    return SecretNoise(visit.noise_key, repr((plan.key, visit.cid, *states)))
 
 
 def _optimizer_prefix(loop: _Loop) -> str:

@@ -20,6 +20,7 @@ from fedloom.data.local import input_columns
 from fedloom.deploy.project.schema import Schema, check_site, site_schema
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.deploy.site.noise_key import noise_key
 from fedloom.deploy.site.quota import check_room
 from fedloom.deploy.site.state_binding import bind
 from fedloom.engines import check_device
@@ -128,7 +129,7 @@ class SiteData:
             check_device(self.config.device),
             self.settings.lost_state,
             save,
-            secret_noise=True,
+            noise_key=noise_key(self.config.state, f"{rows} {self.settings.model_dump_json()}"),
         )
 
     def experiment(self) -> Experiment:
