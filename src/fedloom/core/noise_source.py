@@ -27,8 +27,8 @@ class NoiseSource(Protocol):
     """Standard normal numbers."""
 
     def normal(self, purpose: Hashable, value: Tensor) -> Tensor:
-        """What is added to a value, in float64 and where it is; the draws of one purpose go on where
-        the last ones ended."""
+        """What is added to a value, in float64 and where it is; the draws of one purpose go on
+        where the last ones ended."""
 
 
 class SeededNoise:
@@ -48,11 +48,11 @@ class SeededNoise:
 
 
 class SecretNoise:
-    """From a key that only the site knows: a keyed hash (SHAKE-256) of what is asked and of the very
-    value that the noise is for, by the inverse of the normal distribution.
+    """From a key that only the site knows: a keyed hash (SHAKE-256) of what is asked and of the
+    very value that the noise is for, by the inverse of the normal distribution.
 
-    The same order with the same rows gets the same answer; anything else gets noise that has nothing
-    to do with it.
+    The same order with the same rows gets the same answer; anything else gets noise that has
+    nothing to do with it.
     """
 
     def __init__(self, key: bytes, order: str) -> None:
