@@ -106,7 +106,7 @@ def test_a_sites_secret_is_drawn_once_and_gives_a_key_for_each_setting(tmp_path:
     keys = [noise_key(tmp_path, what) for what in ("a", "b", "a")]
     assert keys[0] == keys[2] != keys[1]
     assert noise_key(tmp_path / "another", "a") != keys[0]
-    (tmp_path / "noise.key").write_bytes(b"short")
+    (tmp_path / ".noise-key").write_bytes(b"short")
     with pytest.raises(BadInput, match="is not a key"):
         noise_key(tmp_path, "a")
 
