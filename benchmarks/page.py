@@ -272,7 +272,9 @@ def privacy() -> str:
 
     def accuracy(method: str, setting: str) -> str:
         run = runs.get(f"{method} | {setting}", {})
-        return f"{100 * run['accuracy']:.1f}" if "accuracy" in run else "refused"
+        if "accuracy" in run:
+            return f"{100 * run['accuracy']:.1f}"
+        return "refused" if "refused" in run else "-"
 
     def told(setting: str) -> str:
         found = [runs.get(f"{method} | {setting}", {}) for method in methods]

@@ -17,6 +17,7 @@ import torch
 
 import fedloom as fl
 from fedloom.core.accountant import epsilon, mechanisms_told
+from fedloom.errors import BadInput
 from fedloom.files import write_json
 from fedloom.runs.folder import current_versions
 
@@ -27,7 +28,7 @@ METHODS = {
     "DBE": "fedavg + dbe",
     "FedCR": "fedcr",
     "FedPAC": "fedpac",
-    "DualFed": "dualfed",
+    "DualFed": "dualfed(lr=0.05)",
     "local": "local",
 }
 SETTINGS: dict[str, Any] = {
@@ -57,11 +58,13 @@ def privacies() -> Iterator[str | None]:
 
 
 def measured(method: str, privacy: str | None) -> dict[str, Any]:
-    """Accuracy and epsilon, or the sentence that refuses it."""
+    """Accuracy and epsilon, or the sentence that refuses or ends it."""
     try:
         result = fl.run(method, "digits", privacy=privacy, progress=False, **SETTINGS)
-    except fl.FedloomError as e:
+    except BadInput as e:
         return {"refused": str(e)}
+    except fl.FedloomError as e:  # weights that are no numbers any more
+        return {"ended": str(e)}
     found: dict[str, Any] = {"accuracy": round(result.accuracy, 4)}
     if (spent := result.summary.privacy) is not None:
         found |= {"epsilon": spent.epsilon, "epsilon_of_mean": spent.epsilon_of_mean}

@@ -146,7 +146,7 @@ def refused(policy: dict[str, Any], **settings: Any) -> set[str]:
     base = {"clients": 4, "min_clients": 4, "partition": "iid", "batch_size": 16, "rounds": 10}
     config = RunConfig.checked({**base, "epochs": 4, **settings})
     facts = facts_of(federated(config))
-    allow = ("dense_layers", "rare_classes")
+    allow = ("dense_layers", "rare_classes", "small_batches")
     return {r.rule for r in refusals(Policy.checked(allow=allow, **policy), config, facts)}
 
 

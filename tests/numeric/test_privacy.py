@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import erf, exp, sqrt
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from fedloom.core.example_gradients import clipped_sum
 from fedloom.core.message import Plan
 from fedloom.core.noise_source import SecretNoise, SeededNoise
 from fedloom.core.privacy import ClientPrivacy, ExamplePrivacy, parse_privacy
-from fedloom.deploy.site.noise_key import noise_key
 from fedloom.errors import BadInput
 
 SILENT = 1e-12
@@ -100,15 +98,6 @@ def test_a_sites_noise_is_normal_and_the_same_for_the_same_answer_only() -> None
         SecretNoise(b"key", "order").normal("w", other_value),
     ):
         assert abs(float(torch.corrcoef(torch.stack([drawn, other]))[0, 1])) < 0.05
-
-
-def test_a_sites_secret_is_drawn_once_and_gives_a_key_for_each_setting(tmp_path: Path) -> None:
-    keys = [noise_key(tmp_path, what) for what in ("a", "b", "a")]
-    assert keys[0] == keys[2] != keys[1]
-    assert noise_key(tmp_path / "another", "a") != keys[0]
-    (tmp_path / ".noise-key").write_bytes(b"short")
-    with pytest.raises(BadInput, match="is not a key"):
-        noise_key(tmp_path, "a")
 
 
 # ------------------------------------------------------------------ epsilon

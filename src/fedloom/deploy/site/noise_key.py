@@ -18,7 +18,7 @@ BYTES = 32
 
 
 def noise_key(state: Path, what: str) -> bytes:
-    """A key for these rows and settings, made of the site's secret. That is drawn from the operating
+    """A key for these rows and settings, of the site's secret. It is drawn from the operating
     system's secure source when it is first wanted, and never leaves the site."""
     file = state / FILE
     if not file.exists():
