@@ -4,21 +4,27 @@ report and dossier; the end at a budget; and a site's rules about it."""
 from __future__ import annotations
 
 import json
+from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import fedloom as fl
+from fedloom.core.message import Plan
 from fedloom.core.privacy import ClientPrivacy, ExamplePrivacy
+from fedloom.core.program import Program
 from fedloom.deploy.operations.dossier import dossier_of_run
 from fedloom.errors import BadInput
+from fedloom.methods import parse_method
+from fedloom.models import build_model
 from fedloom.policy import Policy, facts_of, refusals
 from fedloom.record import RoundRecord
 from fedloom.report.page import report
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import federated
 from fedloom.runs.journal import read_records
+from fedloom.runs.privacy_account import PrivacyAccount
 
 SETTINGS: dict[str, Any] = {
     "model": "mlp(hidden=[8])",
@@ -109,6 +115,23 @@ def test_a_run_without_privacy_writes_what_it_always_did(tmp_path: Path) -> None
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert "privacy" not in json.loads(line)
     assert "privacy" not in json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_answers_to_a_round_that_is_given_up_count() -> None:
+    """Client 0 answered twice: two releases towards the server. The mean over both clients was seen
+    once, with the noise of both: one release of noise sqrt 2."""
+    net = build_model("mlp(hidden=[8])", (1, 8, 8), 10, seed=0)
+    program = Program(parse_method("fedavg"), net, 2, privacy=ClientPrivacy())
+    account = PrivacyAccount.of(program)
+    assert account is not None
+    account.give_up(Plan(1), {0: 1})
+    spent = account.after(Plan(1), {0: 1, 1: 1})
+    assert (spent.mechanisms, spent.repeated) == ({0: 1, 1: 1}, {0: 1})
+    assert spent.epsilon == ClientPrivacy().epsilon_after(2)
+    assert spent.epsilon_of_mean == pytest.approx(ClientPrivacy(noise=sqrt(2)).epsilon_after(1))
+    account.accept(spent)
+    assert account.mechanisms == {0: 2, 1: 1}
+    assert account.after(Plan(2, "adapt"), {0: 1}).epsilon == spent.epsilon
 
 
 # ------------------------------------------------------------------ the budget

@@ -45,7 +45,8 @@ class PrivacyAccount:
     def answered(self, plan: Plan, rows: Mapping[int, int]) -> dict[int, int]:
         """Releases of clients that answered a plan with so many rows each."""
         method = self._program.method
-        return {cid: self._privacy.mechanisms(method, plan, n) for cid, n in sorted(rows.items())}
+        counts = {cid: self._privacy.mechanisms(method, plan, n) for cid, n in rows.items()}
+        return {cid: count for cid, count in sorted(counts.items()) if count}
 
     def give_up(self, plan: Plan, rows: Mapping[int, int]) -> None:
         """Take answers that no step counts."""
@@ -78,11 +79,10 @@ class PrivacyAccount:
 
     def _more_by_mean(self, answered: Mapping[int, int]) -> dict[int, float]:
         """To those who see the mean of m uploads: the noise of all of them is on the sum."""
-        m = sum(count > 0 for count in answered.values())
         return {
-            cid: self._told_by_mean.get(cid, 0.0) + mechanisms_told(self._privacy.noise, count) / m
+            cid: self._told_by_mean.get(cid, 0.0)
+            + mechanisms_told(self._privacy.noise, count) / len(answered)
             for cid, count in answered.items()
-            if count
         }
 
     def epsilon_with(self, steps: Sequence[Mapping[int, int]]) -> float:
