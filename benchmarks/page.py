@@ -267,7 +267,7 @@ def hostile() -> str:
 def privacy() -> str:
     """The papers' methods by noise: accuracy, and what was told."""
     runs = read("privacy")["runs"]
-    settings = list(dict.fromkeys(label.split(" | ")[1] for label in runs))
+    settings = sorted({label.split(" | ")[1] for label in runs}, key=lambda s: (s != "none", s))
     methods = list(dict.fromkeys(label.split(" | ")[0] for label in runs))
 
     def accuracy(method: str, setting: str) -> str:
