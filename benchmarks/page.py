@@ -357,8 +357,43 @@ def _told(found: dict) -> list[str]:
     ]
 
 
+def privacy() -> str:
+    """The papers' methods by noise: accuracy, and what was told."""
+    runs = read("privacy")["runs"]
+    settings = sorted({label.split(" | ")[1] for label in runs}, key=lambda s: (s != "none", s))
+    methods = list(dict.fromkeys(label.split(" | ")[0] for label in runs))
+
+    def accuracy(method: str, setting: str) -> str:
+        run = runs.get(f"{method} | {setting}", {})
+        if "accuracy" in run:
+            return f"{100 * run['accuracy']:.1f}"
+        return "refused" if "refused" in run else "-"
+
+    def told(setting: str) -> str:
+        found = [runs.get(f"{method} | {setting}", {}) for method in methods]
+        single = sorted({round(r["epsilon"], 1) for r in found if "epsilon" in r})
+        means = sorted({round(r["epsilon_of_mean"], 1) for r in found if r.get("epsilon_of_mean")})
+        text = " to ".join(f"{value:g}" for value in dict.fromkeys([*single[:1], *single[-1:]]))
+        return text + (f" ({means[0]:g})" if means else "")
+
+    body = [
+        [f"`{setting}`", told(setting), *(accuracy(method, setting) for method in methods)]
+        for setting in settings
+    ]
+    return rows(["privacy", "epsilon", *methods], body)
+
+
+def dbe_noise() -> str:
+    """What DBE's noise on the mean would be worth, if features were no longer than 1."""
+    body = [
+        [f"{r['s']:g}", f"{r['q']:g}", f"{r['epsilon']:.4g}"] for r in read("privacy")["dbe_noise"]
+    ]
+    return rows(["s", "q", "epsilon of the mean alone"], body)
+
+
 PLACES = {
     "leaks.md": {"leaks": leaks},
+    "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile},
     "encoders.md": {"encoder": encoder},

@@ -145,6 +145,23 @@ class Headline:
 
 
 @dataclass(frozen=True)
+class PrivacySpent:
+    """What a run with `privacy` has told after a step, by the client that told most."""
+
+    level: str
+    """client or example: what epsilon is of."""
+    epsilon: float
+    """Towards whoever sees single uploads, as the server does."""
+    epsilon_of_mean: float | None
+    """Towards those who see means over a round's uploads only; None where nobody is promised to."""
+    delta: float
+    mechanisms: Mapping[int, int]
+    """Client -> releases with noise in this step; of a run, in all of them."""
+    repeated: Mapping[int, int] = field(default_factory=dict)
+    """The same of answers that were given up before, as too few had come."""
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One step of a run: a training round, a special round of a part, or the final adaptation."""
 
@@ -168,6 +185,8 @@ class RoundRecord:
     """What the parts' `aggregate` left for the reader, by the part's name."""
     headline: Headline | None = None
     """The number of the run's curve, where this step has one."""
+    privacy: PrivacySpent | None = None
+    """What was told so far, with `privacy`."""
 
     def score(self, at: At) -> Score | None:
         """The score of this key, if it was taken in this step."""
@@ -260,6 +279,8 @@ class Summary:
     digest: str | None = None
     """Of the whole course of the run, the last link of its chain of digests: the same wherever and
     on whichever engine the run is repeated; None where it was not recorded."""
+    privacy: PrivacySpent | None = None
+    """What was told in all, with `privacy`."""
 
     @property
     def label(self) -> str:
@@ -383,10 +404,14 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return _adapters[kind]
 
 
+LATER_FIELDS = frozenset({"privacy"})
+"""Left out of a record where they say nothing, so that records without them keep their digests."""
+
+
 def dump(record: object) -> dict[str, Any]:
     """A record in JSON's types; NaN is left for whoever writes it."""
     plain: dict[str, Any] = _adapter(type(record)).dump_python(record, mode="json")
-    return plain
+    return {k: v for k, v in plain.items() if v is not None or k not in LATER_FIELDS}
 
 
 def load(kind: type[Kept], value: object, where: str) -> Kept:

@@ -29,6 +29,7 @@ from fedloom.core.method import Method
 from fedloom.core.net import Net
 from fedloom.core.optimizers import clipped
 from fedloom.core.phase import Opt, Phase, Schedule
+from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.site import Site, Visit, _Loop
 from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
@@ -50,6 +51,8 @@ def joinable(visit: Visit) -> bool:
     phases = method.phases if kind == "train" else visit.program.adapt
     return (
         kind != "special"
+        # Gradients of single rows have a dimension more already.
+        and not isinstance(visit.program.privacy, ExamplePrivacy)
         and all(_steps_alike(phase.over(method.opt).opt) for phase in phases)
         and all(getattr(type(method), hook) is getattr(Method, hook) for hook in hooks)
         and not any(part.overrides(hook) for part in method.parts for hook in ("inputs", "grads"))

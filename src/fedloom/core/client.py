@@ -92,16 +92,27 @@ class _Call:
         check_kept(site)
         kept = {name: tree for name, tree in site.own.items() if tree}
         left_out = site.program.frozen.left_out
-        if self.hostile is not None:
-            up = self.hostile.upload(up, site.down, site.plan)
-        up, kept = plain_state(left_out(up)), plain_state(left_out(kept))
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
-        rows = len(visit.data.train)
+        leaving = Up(up, len(visit.data.train), metrics, scores)
+        if (privacy := site.program.privacy) is not None:
+            leaving = privacy.leaving(leaving, site)
+        if self.hostile is not None:
+            changed = self.hostile.upload(leaving.state, site.down, site.plan)
+            leaving = replace(leaving, state=changed)
+        leaving = replace(leaving, state=plain_state(left_out(leaving.state)))
+        kept = plain_state(left_out(kept))
         if site.program.secure is not None:
-            with timed("secure aggregation"):
-                up = secure.masked(visit, up, rows) if site.plan.kind != "adapt" else up
-            kept, rows = keep_secret(visit.own, kept), ROWS_UNTOLD
-        return Up(up, rows, metrics, scores), kept
+            leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
+        return leaving, kept
+
+
+def _hidden(visit: Visit, leaving: Up) -> Up:
+    """An upload behind its masks; an adaptation has nothing to hide but the number of rows."""
+    state = leaving.state
+    if visit.down.plan.kind != "adapt":
+        with timed("secure aggregation"):
+            state = secure.masked(visit, state, leaving.n)
+    return replace(leaving, state=state, n=ROWS_UNTOLD)
 
 
 def _learn(site: Site) -> None:

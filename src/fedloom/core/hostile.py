@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 from fedloom.core.data import ClientData, Split
 from fedloom.core.message import Plan
 from fedloom.core.rng import generator
-from fedloom.core.tree import State, Tree
+from fedloom.core.tree import State, Tree, starting_point
 from fedloom.errors import BadInput
 from fedloom.expression import parse_one, written
 from fedloom.registry import Registry
@@ -52,7 +52,7 @@ class Hostile:
     def upload(self, up: State, received: State, plan: Plan) -> State:
         """What they send. `up` is what the method would, `received` what the server sent."""
         return {
-            name: self.slice(tree, _start(tree, received.get(name, {})), plan)
+            name: self.slice(tree, starting_point(tree, received.get(name, {})), plan)
             for name, tree in up.items()
         }
 
@@ -146,16 +146,6 @@ def parse_hostile(text: str) -> Hostile:
     """
     hostile: Hostile = hostilities.build(parse_one(text))
     return hostile
-
-
-def _start(tree: Tree, received: Tree) -> Tree:
-    """What each tensor of an upload began with."""
-    return {
-        key: received[key].to(value)
-        if key in received and received[key].shape == value.shape
-        else torch.zeros_like(value)
-        for key, value in tree.items()
-    }
 
 
 def _moved(tree: Tree, start: Tree, factor: float) -> Tree:

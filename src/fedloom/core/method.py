@@ -96,6 +96,13 @@ class Method(Term, frame=True):
         return 1.0
 
     @property
+    def gradient_phases(self) -> tuple[Phase, ...]:
+        """The phases of a round in which `Site.grad` is asked, each as often as for one row in an
+        epoch: what example-level privacy counts. More than `phases` where `local` trains a second
+        model, or `step` takes several gradients."""
+        return self.phases
+
+    @property
     def head_pattern(self) -> str:
         """Pattern of the tensors that make a prediction of the features: what a protocol's
         `head_epochs` train. Empty: none of them could be trained."""

@@ -18,6 +18,7 @@ from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.outputs import FrozenOutputs
 from fedloom.core.phase import Phase, tuning
+from fedloom.core.privacy import Privacy
 from fedloom.core.rng import generator, rng_scope
 from fedloom.core.secure.setting import Pairwise, check_hidden
 from fedloom.core.secure.slices import SECURE
@@ -44,6 +45,8 @@ class Program:
     """Of the first stages, where nobody trains them."""
     aggregation: Aggregation
     """What the server makes of the uploads: the mean, or a rule that bears hostile ones."""
+    privacy: Privacy | None
+    """What noise hides of clients or rows."""
     hostile_clients: frozenset[int]
     """Ids of clients that work against the run, to see what it bears."""
     secure: Pairwise | None
@@ -67,8 +70,10 @@ class Program:
         aggregation: Aggregation = MEAN,
         hostile: Hostile | None = None,
         secure: Pairwise | None = None,
+        privacy: Privacy | None = None,
     ) -> None:
-        self.aggregation, self._hostile, self.secure = aggregation, hostile, secure
+        self.aggregation, self._hostile = aggregation, hostile
+        self.secure, self.privacy = secure, privacy
         if secure is not None:
             check_hidden(method, aggregation)
         self.hostile_clients = hostile.members(clients, seed) if hostile else frozenset[int]()
@@ -88,6 +93,8 @@ class Program:
                 ):
                     part.extend(net, clients)
             _check_pattern("shared", method.shared, net)
+        if privacy is not None:
+            privacy.check(method, self.nets)
         with naming_hooks("before the run"):
             self._shared = [method.shared_keys(net) for net in self.nets]
         self._check_nets()

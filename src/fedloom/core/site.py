@@ -13,12 +13,16 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.data import ClientData, Split
+from fedloom.core.digest import digest
+from fedloom.core.example_gradients import clipped_sum
 from fedloom.core.message import Down, Plan
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.noise_source import NoiseSource, SecretNoise, SeededNoise
 from fedloom.core.optimizers import OPTIMIZER, Optimizer, make_optimizer
 from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
+from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.secure.slices import of_method
@@ -43,6 +47,8 @@ class Visit:
     down: Down
     own: State | None = None
     device: torch.device = CPU
+    noise_key: bytes | None = None
+    """A site's secret, from which the noise that hides something is made; None: from the seed."""
 
     @property
     def place(self) -> str:
@@ -134,6 +140,8 @@ class Site:
     """Mean training loss of the last `fit` of the client's own model."""
     device: torch.device
     """Where it computes."""
+    noise: NoiseSource
+    """Of the run's `privacy`."""
     program: Program
     """What all clients of the run have in common."""
 
@@ -142,6 +150,7 @@ class Site:
         self.cid, self.data, self.device = visit.cid, visit.data, visit.device
         self.method, self.task = self.program.method, self.program.task
         self.opt = self.method.opt
+        self.noise = _noise(visit)
         self.net = self.program.net(self.cid)
         self.shared = self.program.shared(self.cid)
         put_back = self.program.frozen.put_back
@@ -441,29 +450,75 @@ class Site:
         for change in loop.inputs:
             change(b, self)
         fixed = {stage: z[b.idx] for stage, z in loop.fixed.items()}
-        b.out = self.net(self.w, b.x, train=loop.modes, given=fixed)
-        loss = self.method.loss(b, self)
-        for extra in loop.losses:
-            loss = loss + extra(b, self)
-        loop.loss_sum += loss.detach()  # a tensor: no waiting for the device at every step
+        privacy = self.program.privacy
+        if isinstance(privacy, ExamplePrivacy) and self.plan.kind == "train" and not loop.tuning:
+            g, loss = self._private_gradient(b, fixed, privacy)
+        else:
+            g, loss = self._gradient(b, fixed)
+        loop.loss_sum += loss  # a tensor: no waiting for the device at every step
         loop.batches += 1
-        leaves = [self.w[k] for k in loop.keys]
-        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
-        g = {
-            k: torch.zeros_like(leaf) if v is None else v
-            for k, leaf, v in zip(loop.keys, leaves, gradients, strict=True)
-        }
         with torch.no_grad():
             for correct in loop.corrections if corrected else ():
                 g = correct(g, self)
         self.w = outer
         return g
 
+    def _loss(self, b: Batch, fixed: Mapping[str, Tensor]) -> Tensor:
+        """Forward pass and the sum of all losses."""
+        b.out = self.net(self.w, b.x, train=self._running.modes, given=fixed)
+        loss = self.method.loss(b, self)
+        for extra in self._running.losses:
+            loss = loss + extra(b, self)
+        return loss
+
+    def _gradient(self, b: Batch, fixed: Mapping[str, Tensor]) -> tuple[Tree, Tensor]:
+        """Of the batch's loss, and that loss."""
+        loss, keys = self._loss(b, fixed), self._running.keys
+        leaves = [self.w[k] for k in keys]
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True)
+        g = {
+            k: torch.zeros_like(leaf) if v is None else v
+            for k, leaf, v in zip(keys, leaves, gradients, strict=True)
+        }
+        return g, loss.detach()
+
+    def _private_gradient(
+        self, b: Batch, fixed: Mapping[str, Tensor], privacy: ExamplePrivacy
+    ) -> tuple[Tree, Tensor]:
+        """The mean of the rows' clipped gradients with noise, and the mean of their losses."""
+        whole = self.w
+
+        def loss_of_row(leaves: Tree, *row: Any) -> Tensor:
+            x, y, idx, target, given = row
+            self.w = {**whole, **leaves}
+            one = Batch(x[None], y[None], idx[None], target[None])
+            return self._loss(one, {stage: z[None] for stage, z in given.items()})
+
+        leaves = {k: whole[k].detach() for k in self._running.keys}
+        rows = (b.x, b.y, b.idx.to(self.device), b.target, fixed)
+        try:
+            g, losses = clipped_sum(loss_of_row, leaves, rows, len(b.y), privacy.clip)
+        finally:
+            self.w = whole
+        spread = privacy.noise * privacy.clip
+        for k, total in g.items():
+            drawn = self.noise.normal("gradients", total)
+            g[k] = (total + spread * drawn).to(total.dtype) / len(b.y)
+        return g, losses.mean()
+
     def apply(self, g: Tree) -> None:
         """Clip and take the optimiser's step with this gradient."""
         loop = self._running
         loop.optimizer.step([g[k] for k in loop.keys])
         loop.applied += 1
+
+
+def _noise(visit: Visit) -> NoiseSource:
+    plan = visit.down.plan
+    if visit.noise_key is None:
+        return SeededNoise(plan, visit.cid)
+    states = digest(visit.down.state), digest(visit.own or {})
+    return SecretNoise(visit.noise_key, repr((plan.key, visit.cid, *states)))
 
 
 def _optimizer_prefix(loop: _Loop) -> str:

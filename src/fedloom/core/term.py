@@ -77,6 +77,13 @@ class Term:
     reveals: ClassVar[tuple[str, ...] | None] = None
     """What it sends of a site's rows beside the trained model, in the words of
     `fedloom.core.revelations`; () for nothing. None: nobody says, and sites refuse it."""
+    against_client_noise: ClassVar[str] = ""
+    """Why clipping and noise on the whole upload (`privacy = client(...)`) would break it, in a
+    sentence that goes on after its name; empty: they would not."""
+    against_example_noise: ClassVar[str | None] = None
+    """Why noise on clipped gradients of single rows (`privacy = example(...)`) does not bound what
+    it sends of a row; empty: it does, as a row's loss depends on no other row, and all that leaves
+    is made of `Site.grad`. None: nobody says, and it is refused."""
     refuses: ClassVar[tuple[str, ...]] = ()
     """Names of parts it cannot be combined with."""
     requires: ClassVar[str] = ""

@@ -53,6 +53,16 @@ def select(tree: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
     return {k: v for k, v in tree.items() if k in wanted}
 
 
+def starting_point(tree: Mapping[str, Tensor], received: Mapping[str, Tensor]) -> Tree:
+    """What each tensor of an upload began with; zeros where it was not sent down in this form."""
+    return {
+        key: received[key].to(value)
+        if key in received and received[key].shape == value.shape
+        else torch.zeros_like(value)
+        for key, value in tree.items()
+    }
+
+
 def nbytes(state: Mapping[str, Mapping[str, Tensor]]) -> int:
     """Bytes of all tensors of a state.
 

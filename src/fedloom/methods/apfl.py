@@ -11,6 +11,7 @@ from torch import Tensor
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, stage_of
 from fedloom.core.optimizers import Optimizer, make_optimizer
+from fedloom.core.phase import Phase
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
 from fedloom.core.tree import State, Tree
@@ -56,6 +57,7 @@ class APFL(Method):
     name: ClassVar[str] = "apfl"
     family: ClassVar[str] = "personal model"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     personal_model: ClassVar[bool] = True
     # FedPAC searches {0.25, 0.5, 0.75}.
     tunable: ClassVar[Tunable] = {"alpha": Linear(0.1, 0.9)}
@@ -70,6 +72,11 @@ class APFL(Method):
             raise BadInput(f"apfl: alpha must be between 0 and 1, got {self.alpha:g}")
         if self.alpha_every not in ("round", "step"):
             raise BadInput(f"apfl: alpha_every is round or step, not {self.alpha_every!r}")
+
+    @property
+    def gradient_phases(self) -> tuple[Phase, ...]:
+        """At w and at the mixture."""
+        return (*self.phases, *self.phases)
 
     def client_init(self, s: Site) -> State:
         """v_i and alpha_i; v_i has no copy of the tensors that a term trains by itself."""

@@ -65,6 +65,11 @@ class APPLE(Method):
     name: ClassVar[str] = "apple"
     family: ClassVar[str] = "clusters and mixtures"
     reveals: ClassVar[tuple[str, ...]] = ("single_models",)
+    against_client_noise: ClassVar[str] = (
+        "its clients send whole models and not the change of one that they were sent, so that"
+        " clipping would leave next to nothing of them"
+    )
+    against_example_noise: ClassVar[str] = ""
     personal_model: ClassVar[bool] = True
     before: ClassVar[tuple[str, ...]] = ("sizes",)
     gathers_model: ClassVar[str] = "*"

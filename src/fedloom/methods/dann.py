@@ -53,6 +53,7 @@ class DANN(Term):
     name: ClassVar[str] = "dann"
     family: ClassVar[str] = "representation"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     # Its hyper-network generates the network's own tensors only, and D would be missing.
     refuses: ClassVar[tuple[str, ...]] = ("pfedhn",)
@@ -83,10 +84,15 @@ class DANN(Term):
 class _ReverseGradient(torch.autograd.Function):
     """The identity, whose gradient is -lam times what arrives (eq. 16, 17)."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, z: Tensor, lam: float) -> Tensor:
-        ctx.lam = lam
+    def forward(z: Tensor, lam: float) -> Tensor:
         return z.view_as(z)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+        ctx.lam = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:

@@ -54,6 +54,7 @@ class PRBM(Term):
     name: ClassVar[str] = "prbm"
     family: ClassVar[str] = "representation"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     at: str | None = None
 
     def extend(self, net: Net, clients: int) -> None:
@@ -102,6 +103,9 @@ class MeanRegularization(Term):
     before: ClassVar[tuple[str, ...]] = ("mean",)
     gathers: ClassVar[bool] = True
     in_the_clear: ClassVar[tuple[str, ...]] = (broadcast_once.LOST,)
+    against_example_noise: ClassVar[str] = (
+        "its loss is of the mean of a batch, so that a row changes the gradients of others"
+    )
     # C.2 searches kappa from 0.001 to 500 and takes 0.1 to 50.
     tunable: ClassVar[Tunable] = {"kappa": Log(1e-2, 200), "mu": Linear(0.1, 1)}
     kappa: float | None = None

@@ -45,6 +45,7 @@ class Ditto(Method):
     name: ClassVar[str] = "ditto"
     family: ClassVar[str] = "personal model"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     personal_model: ClassVar[bool] = True
     # From FedCR's smallest to the end of FedPAC's grid.
     tunable: ClassVar[Tunable] = {"lam": Log(1e-3, 10)}
@@ -56,15 +57,23 @@ class Ditto(Method):
         if self.lam < 0 or (self.personal_epochs or 0) < 0:
             raise BadInput("ditto: lam and personal_epochs are 0 or more")
 
+    @property
+    def gradient_phases(self) -> tuple[Phase, ...]:
+        """Those of w, and that of v."""
+        return (*self.phases, self._personal_phase)
+
+    @property
+    def _personal_phase(self) -> Phase:
+        return Phase("personal", epochs=self.personal_epochs)
+
     def client_init(self, s: Site) -> State:
         return {**super().client_init(s), self.name: s.start}
 
     def local(self, s: Site) -> None:
-        personal = Phase("personal", epochs=self.personal_epochs)
         of_objective = [term for term in s.terms if not term.overrides("grads")]
         terms = (*of_objective, Proximal(self.lam))  # lam/2 ||v - w||^2
         v = s.own[self.name]
-        s.own[self.name] = s.fit(personal, w=v, terms=terms)
+        s.own[self.name] = s.fit(self._personal_phase, w=v, terms=terms)
         super().local(s)
 
     def personalize(self, s: Site) -> State:

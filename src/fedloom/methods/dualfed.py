@@ -67,6 +67,9 @@ class DualFed(Method):
     family: ClassVar[str] = "personal layers"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "its contrast compares the rows of a batch, so that a row changes the gradients of others"
+    )
     refuses: ClassVar[tuple[str, ...]] = (
         "mixup",
         "fedmix",

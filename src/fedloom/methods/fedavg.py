@@ -35,3 +35,4 @@ class FedAvg(Method):
     name: ClassVar[str] = "fedavg"
     family: ClassVar[str] = "baseline"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""

@@ -39,6 +39,7 @@ class FedAvgFT(Method):
     # FedPAC: 5, FedCR: 10.
     tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(1, 10)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     adapt_epochs: int = 10
     tune: str = "*"
 

@@ -38,6 +38,7 @@ class FedBABU(Method):
     family: ClassVar[str] = "personal layers"
     tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(1, 10), "tune": Choice(("*", "head.*"))}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     shared: str = "* !head.*"
     adapt_epochs: int = 5
     tune: str = "*"

@@ -38,6 +38,9 @@ class FedBN(Method):
     name: ClassVar[str] = "fedbn"
     family: ClassVar[str] = "personal layers"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "it is made for BatchNorm, by which the rows of a batch depend on each other"
+    )
     shared: str = "* !@bn"
 
     def extend(self, net: Net, clients: int) -> None:

@@ -72,6 +72,10 @@ class FedBR(Term):
     keeps: ClassVar[Literal["personal", "shared"]] = "shared"
     train: ClassVar[bool] = False
     gathers: ClassVar[bool] = True
+    against_example_noise: ClassVar[str] = (
+        "means of rows leave the client, and its contrast moves a projection that no clipped "
+        "gradient bounds"
+    )
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # whose logits are [n, S, K]
     # Table 12: lam 0.1 to 1; mu is 0.5.
     tunable: ClassVar[Tunable] = {"lam": Log(1e-2, 10), "mu": Log(0.05, 5)}

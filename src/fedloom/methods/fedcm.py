@@ -48,6 +48,10 @@ class ClientMomentum(Term):
     name: ClassVar[str] = "client_momentum"
     family: ClassVar[str] = "drift correction"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_client_noise: ClassVar[str] = (
+        "the server divides by the rates that clients send, and noise brings them near 0"
+    )
+    against_example_noise: ClassVar[str] = ""
     # Their clients do not all receive one model, so a mean of updates has no meaning.
     refuses: ClassVar[tuple[str, ...]] = ("fedpac", "fedfomo", "apple", "pfedhn", "hypcluster")
     tunable: ClassVar[Tunable] = {"alpha": Log(0.02, 1)}

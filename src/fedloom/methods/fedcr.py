@@ -63,6 +63,13 @@ class FedCR(Method):
     family: ClassVar[str] = "representation"
     needs: ClassVar[tuple[Need, ...]] = ("classes", "plain_loss")
     reveals: ClassVar[tuple[str, ...]] = ("class_means",)
+    against_client_noise: ClassVar[str] = (
+        "the server divides by the precisions that clients send, and noise makes some of them"
+        " negative"
+    )
+    against_example_noise: ClassVar[str] = (
+        "sums of the rows' Gaussians leave the client, which no clipped gradient bounds"
+    )
     passes_on_average: ClassVar[bool] = True
     # Its likelihood takes hard labels, and its logits are [n, S, K].
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "fedbr")

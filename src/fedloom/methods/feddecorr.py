@@ -46,6 +46,9 @@ class FedDecorr(Term):
     family: ClassVar[str] = "representation"
     tunable: ClassVar[Tunable] = {"beta": Log(1e-2, 1)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "it correlates the features of a batch, so that a row changes the gradients of others"
+    )
     beta: float = 0.1
     published: bool = False
 

@@ -62,6 +62,9 @@ class FedEM(Method):
     name: ClassVar[str] = "fedem"
     family: ClassVar[str] = "clusters and mixtures"
     reveals: ClassVar[tuple[str, ...]] = ("row_weights",)
+    against_example_noise: ClassVar[str] = (
+        "all rows together make the weights by which it mixes the losses of each"
+    )
     no_global: ClassVar[str] = "it has several learners"
     # FedPAC: 3 and 5.
     tunable: ClassVar[Tunable] = {"learners": Integer(2, 5)}

@@ -70,6 +70,9 @@ class FedETF(Method):
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     tunable: ClassVar[Tunable] = {"gamma": Linear(0, 1), "projection_lr": Log(5e-3, 0.5)}
     reveals: ClassVar[tuple[str, ...]] = ("class_weights",)
+    against_example_noise: ClassVar[str] = (
+        "the counts of all rows make the balanced softmax of each"
+    )
     gamma: float = 1.0
     beta: float = 1.0
     dim: int | None = None

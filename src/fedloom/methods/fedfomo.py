@@ -69,6 +69,13 @@ class FedFomo(Method):
     name: ClassVar[str] = "fedfomo"
     family: ClassVar[str] = "clusters and mixtures"
     reveals: ClassVar[tuple[str, ...]] = ("single_models",)
+    against_client_noise: ClassVar[str] = (
+        "its clients send whole models and not the change of one that they were sent, so that"
+        " clipping would leave next to nothing of them"
+    )
+    against_example_noise: ClassVar[str] = (
+        "it mixes models and reports gains by losses on rows, which no clipped gradient bounds"
+    )
     personal_model: ClassVar[bool] = True
     keeps_what_it_sent: ClassVar[str] = "the next mixture starts from the model it sent"
     gathers: ClassVar[bool] = True

@@ -76,6 +76,13 @@ class FedGen(Term):
     family: ClassVar[str] = "extra data"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ("class_counts",)
+    against_client_noise: ClassVar[str] = (
+        "the server draws classes by the counts that clients send, and noise makes some of "
+        "them negative"
+    )
+    against_example_noise: ClassVar[str] = (
+        "the counts of its classes leave the client, which no clipped gradient bounds"
+    )
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "head.*"
     requires: ClassVar[str] = "head.*"

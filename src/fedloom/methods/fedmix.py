@@ -63,6 +63,12 @@ class FedMix(Term):
     family: ClassVar[str] = "extra data"
     needs: ClassVar[tuple[Need, ...]] = ("linear_loss",)
     reveals: ClassVar[tuple[str, ...]] = ("row_means", "class_counts")
+    against_client_noise: ClassVar[str] = (
+        "which of its means hold rows is told by their sizes, and noise would hide that"
+    )
+    against_example_noise: ClassVar[str] = (
+        "means of rows leave the client, which no clipped gradient bounds"
+    )
     before: ClassVar[tuple[str, ...]] = ("means",)
     gathers: ClassVar[bool] = True
     # The losses of FedCR and SphereFed take hard labels. The balanced softmax of Fed-RoD and FedETF

@@ -45,6 +45,7 @@ class FedNTD(Term):
     family: ClassVar[str] = "drift correction"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     refuses: ClassVar[tuple[str, ...]] = ("fedcr",)  # its logits are [n, S, K], one set per draw
     tunable: ClassVar[Tunable] = {"beta": Log(0.05, 5), "tau": Linear(1, 5)}
     beta: float = 1.0
@@ -74,7 +75,8 @@ def not_true_divergence(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
     0.0
     """
     n, classes = student.shape
-    not_true = ~F.one_hot(y, classes).bool()
-    log_q = student[not_true].view(n, classes - 1).log_softmax(1)
-    log_q_g = teacher[not_true].view(n, classes - 1).log_softmax(1)
+    others = torch.arange(classes - 1, device=y.device).expand(n, -1)
+    not_true = others + (others >= y[:, None])  # [n, K - 1], the classes without y
+    log_q = student.gather(1, not_true).log_softmax(1)
+    log_q_g = teacher.gather(1, not_true).log_softmax(1)
     return F.kl_div(log_q, log_q_g, reduction="batchmean", log_target=True)

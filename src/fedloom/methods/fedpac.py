@@ -74,6 +74,9 @@ class FedPAC(Method):
     family: ClassVar[str] = "representation"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ("class_means", "class_counts")
+    against_example_noise: ClassVar[str] = (
+        "means and counts of its classes leave the client, which no clipped gradient bounds"
+    )
     personal_model: ClassVar[bool] = True
     passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True

@@ -37,6 +37,7 @@ class FedPer(Method):
     family: ClassVar[str] = "personal layers"
     tunable: ClassVar[Tunable] = {"adapt_epochs": Integer(0, 10)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     shared: str = "* !head.*"
     adapt_epochs: int = 0
 

@@ -63,6 +63,9 @@ class FedProto(Method):
     family: ClassVar[str] = "representation"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ("class_means", "class_counts")
+    against_example_noise: ClassVar[str] = (
+        "sums of its classes' features leave the client, which no clipped gradient bounds"
+    )
     passes_on_average: ClassVar[bool] = True
     # A mixture of two classes has no prototype; control variates correct shared weights only.
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix", "control_variates")

@@ -42,6 +42,7 @@ class Proximal(Term):
     # The paper's grid.
     tunable: ClassVar[Tunable] = {"mu": Log(1e-3, 1)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     mu: float = 0.01
 
     def __post_init__(self) -> None:

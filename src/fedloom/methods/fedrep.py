@@ -41,6 +41,7 @@ class FedRep(Method):
     family: ClassVar[str] = "personal layers"
     tunable: ClassVar[Tunable] = {"head_epochs": Integer(1, 10), "adapt_epochs": Integer(0, 10)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     shared: str = "* !head.*"
     head_epochs: int = 4
     body_epochs: int = 1

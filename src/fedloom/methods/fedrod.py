@@ -67,6 +67,9 @@ class FedRoD(Method):
     # From plain cross-entropy to the balanced softmax.
     tunable: ClassVar[Tunable] = {"gamma": Linear(0, 1)}
     reveals: ClassVar[tuple[str, ...]] = ("class_weights",)
+    against_example_noise: ClassVar[str] = (
+        "the counts of all rows make the balanced softmax of each"
+    )
     shared: str = "* !personal_head.*"
     gamma: float = 1.0
 

@@ -82,6 +82,7 @@ class FedSR(Method):
     family: ClassVar[str] = "representation"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
     # FedCR: 0.001 to 0.01, and 0.001.
     tunable: ClassVar[Tunable] = {"l2": Log(1e-4, 0.1), "cmi": Log(1e-5, 1e-2)}

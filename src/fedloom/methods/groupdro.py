@@ -55,6 +55,9 @@ class GroupDRO(Method):
     name: ClassVar[str] = "groupdro"
     family: ClassVar[str] = "fairness"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "the loss over all rows leaves the client, which no clipped gradient bounds"
+    )
     passes_on_average: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     tunable: ClassVar[Tunable] = {"eta": Log(1e-3, 1)}

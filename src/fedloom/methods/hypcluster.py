@@ -50,6 +50,12 @@ class HypCluster(Method):
     name: ClassVar[str] = "hypcluster"
     family: ClassVar[str] = "clusters and mixtures"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_client_noise: ClassVar[str] = (
+        "the number of the model that a client chose must be right, and noise would change it"
+    )
+    against_example_noise: ClassVar[str] = (
+        "all rows together choose the model that is trained, and the choice leaves the client"
+    )
     gathers: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "the server holds several models"

@@ -60,6 +60,7 @@ class KNNPer(Method):
     # FedPAC's grid of lam is 0.5 to 0.8.
     tunable: ClassVar[Tunable] = {"k": Integer(5, 20), "lam": Linear(0.1, 0.9)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     k: int = 10
     lam: float | None = 0.5
     kernel: Kernel = "distance"

@@ -33,4 +33,5 @@ class LGFedAvg(Method):
     name: ClassVar[str] = "lg_fedavg"
     family: ClassVar[str] = "personal layers"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     shared: str = "head.*"

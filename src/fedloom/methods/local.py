@@ -29,4 +29,6 @@ class Local(Method):
     name: ClassVar[str] = "local"
     family: ClassVar[str] = "baseline"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_client_noise: ClassVar[str] = "it sends nothing, so there is nothing to hide"
+    against_example_noise: ClassVar[str] = "it sends nothing, so there is nothing to hide"
     shared: str = ""

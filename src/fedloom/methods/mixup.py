@@ -45,6 +45,9 @@ class Mixup(Term):
     name: ClassVar[str] = "mixup"
     family: ClassVar[str] = "extra data"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "it mixes rows with each other, so that a row changes the gradients of others"
+    )
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "fedmix", "spherefed")
     # The paper: 0.1 to 1.
     tunable: ClassVar[Tunable] = {"alpha": Log(0.05, 1)}

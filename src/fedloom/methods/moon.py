@@ -49,6 +49,7 @@ class ModelContrast(Term):
     name: ClassVar[str] = "model_contrast"
     family: ClassVar[str] = "drift correction"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     keeps_what_it_sent: ClassVar[str] = "the next contrast's negative is the extractor it sent"
     # The grids of mu in the paper and in FedBR; tau is 0.5 in both, its range is ours.
     tunable: ClassVar[Tunable] = {"mu": Log(1e-2, 10), "tau": Linear(0.1, 1)}
@@ -105,6 +106,7 @@ class ProjectionHead(Term):
     name: ClassVar[str] = "projection_head"
     family: ClassVar[str] = "representation"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     # They have put a head of their own on the body by then, or know the sizes of all layers.
     refuses: ClassVar[tuple[str, ...]] = (
         "dualfed",

@@ -63,6 +63,9 @@ class PerFedAvg(Method):
     family: ClassVar[str] = "personal model"
     tunable: ClassVar[Tunable] = {"alpha": Log(1e-3, 0.1), "adapt_steps": Integer(1, 10)}
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "it draws further batches for each step, so that a row is in any number of them"
+    )
     weighting: Literal["samples", "uniform"] = "uniform"
     alpha: float = 0.01
     variant: Literal["exact", "hessian_free", "first_order"] = "exact"

@@ -68,6 +68,7 @@ class PFedHN(Method):
     name: ClassVar[str] = "pfedhn"
     family: ClassVar[str] = "personal model"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     personal_model: ClassVar[bool] = True
     gathers_model: ClassVar[str] = "*"
     no_global: ClassVar[str] = "every client's model is made for it"

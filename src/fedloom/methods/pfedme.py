@@ -56,6 +56,7 @@ class PFedMe(Method):
     name: ClassVar[str] = "pfedme"
     family: ClassVar[str] = "personal model"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     personal_model: ClassVar[bool] = True
     refuses: ClassVar[tuple[str, ...]] = ("proximal", "control_variates", "client_momentum")
     # FedPAC's grid of lam.
@@ -78,6 +79,11 @@ class PFedMe(Method):
         """lam (w - theta) for a theta that went `steps` steps of `inner_lr` from w, if not all the
         way to where the two pulls are even."""
         return min(1.0, self.lam * self.inner_lr * self.steps)
+
+    @property
+    def gradient_phases(self) -> tuple[Phase, ...]:
+        """`steps` of theta for each of w."""
+        return self.phases * self.steps
 
     def client_init(self, s: Site) -> State:
         return {**super().client_init(s), self.name: s.start}

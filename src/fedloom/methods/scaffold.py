@@ -46,6 +46,7 @@ class ControlVariates(Term):
     name: ClassVar[str] = "control_variates"
     family: ClassVar[str] = "drift correction"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = ""
     keeps_what_it_sent: ClassVar[str] = "c_i begins at zero, so the first difference is c_i itself"
 
     def server_init(self, r: Round) -> State:

@@ -81,6 +81,9 @@ class SphereFed(Method):
     family: ClassVar[str] = "fixed classifier"
     needs: ClassVar[tuple[Need, ...]] = ("classes", "plain_loss")
     reveals: ClassVar[tuple[str, ...]] = ("class_means", "class_counts")
+    against_example_noise: ClassVar[str] = (
+        "sums of its features leave the client, which no clipped gradient bounds"
+    )
     passes_on_average: ClassVar[bool] = True
     after: ClassVar[tuple[str, ...]] = ("calibrate",)
     refuses: ClassVar[tuple[str, ...]] = ("mixup", "fedmix")
@@ -93,6 +96,16 @@ class SphereFed(Method):
         super().__post_init__()
         if self.ridge <= 0:
             raise BadInput(f"ridge must be more than 0, not {self.ridge}; set calibrate=false?")
+
+    @property
+    def against_client_noise(self) -> str:  # type: ignore[override]
+        """The calibration's reason."""
+        if not self.calibrate:
+            return ""
+        return (
+            "the server inverts the sum of the Gram matrices that clients send, and noise makes it"
+            " no Gram matrix; set calibrate=false"
+        )
 
     def schedule(self, rounds: int) -> list[Plan]:
         plans = super().schedule(rounds)

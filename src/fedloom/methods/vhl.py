@@ -61,6 +61,9 @@ class VHL(Term):
     family: ClassVar[str] = "extra data"
     needs: ClassVar[tuple[Need, ...]] = ("classes",)
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_example_noise: ClassVar[str] = (
+        "its contrast compares the rows of a batch, so that a row changes the gradients of others"
+    )
     # FedCR's logits are [n, S, K]; SphereFed's are cosines, too small a range for cross-entropy.
     refuses: ClassVar[tuple[str, ...]] = ("fedcr", "spherefed")
     tunable: ClassVar[Tunable] = {"alpha": Log(0.1, 10), "lam": Log(0.1, 10)}

@@ -68,7 +68,7 @@ def _identity_programs(statistics: Mapping[str, Tensor]) -> Programs:
     As sum a = 1, a' D_i a = a' G a - 2 g_i' a + g_ii with the inner products G of all statistics:
     clients' programs differ in their linear part alone.
     """
-    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    h, n = statistics["h"], _rows(statistics["counts"])  # [m, K, d], [m]
     gram = _gram(h)
     noise = statistics["variance"].clamp_min(0) / n  # eq. (44)
     supports = likely_supports(gram + noise.diag(), gram)
@@ -78,7 +78,7 @@ def _identity_programs(statistics: Mapping[str, Tensor]) -> Programs:
 
 def _full_programs(statistics: Mapping[str, Tensor]) -> Programs:
     """In the metric of Lambda_i = E[f f'] of client i (appendix A.3)."""
-    h, n = statistics["h"], statistics["counts"].sum(1)  # [m, K, d], [m]
+    h, n = statistics["h"], _rows(statistics["counts"])  # [m, K, d], [m]
     second = (statistics["second"] + statistics["second"].mT) / 2  # noise makes it asymmetric
     for i in range(len(h)):
         white = _whitening(second[i])  # [d, d], Lambda_i^-1 = white white'
@@ -91,7 +91,7 @@ def _full_programs(statistics: Mapping[str, Tensor]) -> Programs:
 def centered(statistics: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same statistics of f - E[f], with the mean over all clients' samples (Assumption 2)."""
     h, counts = statistics["h"], statistics["counts"]
-    n, means = counts.sum(1), h.sum(1)  # [m], [m, d]
+    n, means = _rows(counts), h.sum(1)  # [m], [m, d]
     shift = n @ means / n.sum()
     prior = counts / n[:, None]
     moved = {**statistics, "h": h - prior[:, :, None] * shift}
@@ -112,6 +112,11 @@ def combined(weights: Tensor, tensors: Tensor) -> Tensor:
     if not tensors.is_floating_point():
         mixed = mixed.round()
     return mixed.to(tensors.dtype)
+
+
+def _rows(counts: Tensor) -> Tensor:
+    """Of clients with counts [m, K], [m]; at least one, for noise may leave none."""
+    return counts.clamp_min(0).sum(1).clamp_min(1)
 
 
 def _gram(h: Tensor) -> Tensor:

@@ -30,13 +30,14 @@ def pooled_means(means: Tensor, counts: Tensor, weights: Tensor) -> tuple[Tensor
 
     Each row of `weights` [r, m] gives one result: the means [r, K, d], in which client i weighs
     weights[., i] times its count, and the total weight [r, K]. A class of no weight has mean zero.
+    A count that noise made negative is none.
 
     >>> means, counts = torch.tensor([[[0.0]], [[4.0]]]), torch.tensor([[1.0], [3.0]])
     >>> mean, weight = pooled_means(means, counts, torch.ones(1, 2))
     >>> mean.flatten(), weight.flatten()
     (tensor([3.]), tensor([4.]))
     """
-    share = weights.double()[:, :, None] * counts.double()  # [r, m, K]
+    share = weights.double()[:, :, None] * counts.double().clamp_min(0)  # [r, m, K]
     total = share.sum(1)
     mean = torch.einsum("rmk,mkd->rkd", share, means.double())
     mean = mean / torch.where(total > 0, total, 1.0)[:, :, None]

@@ -41,7 +41,7 @@ def refusals(
 def _all(
     policy: Policy, run: RunConfig, facts: SiteFacts, method: Method | None
 ) -> Iterator[Refusal]:
-    from fedloom.policy import moves, networks, ranges, rows
+    from fedloom.policy import moves, networks, noise, ranges, rows
     from fedloom.policy.network_size import size_refusals
 
     yield from limits(policy, run)
@@ -67,3 +67,4 @@ def _all(
     yield from networks.carried(policy, run, judged, facts)
     yield from rows.training(policy, judged, facts)
     yield from moves.moves(policy, run, judged, facts)
+    yield from noise.noise(policy, run, judged, facts)

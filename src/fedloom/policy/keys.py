@@ -62,6 +62,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "aggregation": ("not for sites", "what the server makes of uploads"),
     "secure_aggregation": ("harmless", "masks what leaves; without it, it leaves as it is"),
     "hostile": ("not for sites", "made-up attackers, for simulations"),
+    "privacy": ("judged", "privacy, least_noise, most_epsilon"),
     "protocol": ("judged", "few_test_rows: whatever it tests, only scores leave"),
     "eval_every": ("harmless", "how often scores are asked for"),
     "early_stop": ("harmless", "fewer rounds"),

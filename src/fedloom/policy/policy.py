@@ -66,6 +66,17 @@ class Policy(BaseModel):
         {}, description="methods and terms that are permitted, with ranges of settings; {}: any"
     )
     models: tuple[str, ...] = Field((), description="models that are permitted; empty: any")
+    privacy: Literal["none", "client", "example"] = Field(
+        "none",
+        description="differential privacy that a run must have; client also does for example",
+    )
+    least_noise: float = Field(
+        0, ge=0, description="smallest noise of a run with privacy, in units of its clip"
+    )
+    most_epsilon: float = Field(
+        0, ge=0, description="largest epsilon of a whole run towards the server; 0: any"
+    )
+    most_delta: float = Field(1e-3, gt=0, lt=1, description="largest delta of a run with privacy")
     most_rounds: int = Field(1000, ge=1, description="rounds of an experiment")
     most_steps: int = Field(100_000, ge=1, description="steps of a round")
     most_parameters: int = Field(

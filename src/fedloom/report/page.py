@@ -22,6 +22,7 @@ from fedloom.report.export import csv_of, latex_of
 from fedloom.report.groups import RunGroup, group_runs
 from fedloom.report.newcomers import newcomers_section
 from fedloom.report.partition import data_of, partition_section
+from fedloom.report.privacy import privacy_section
 from fedloom.report.runs import StoredRun, find_runs
 from fedloom.report.setup import setup_section
 from fedloom.report.summary import summary_section
@@ -33,6 +34,7 @@ TITLES = {
     "clients": "Clients",
     "newcomers": "Newcomers",
     "weights": "Combination weights",
+    "privacy": "Privacy",
     "diagnostics": "Diagnostics",
     "partition": "Partition",
     "setup": "Configuration",
@@ -188,6 +190,7 @@ def _sections(
         "clients": clients_section(group, name, drawings),
         "newcomers": newcomers_section(group, name),
         "weights": collaboration_section(group, name, drawings),
+        "privacy": privacy_section(group, name),
         "diagnostics": diagnostics_section(group, name, drawings),
         "partition": partition_section(group, name, data),
         "setup": setup_section(group, name),

@@ -176,6 +176,11 @@ class RunConfig(BaseModel):
         description="clients that work against the run, e.g. 'sign_flip(share=0.2)', scaled,"
         " collude, label_flip; for simulations",
     )
+    privacy: Words | None = Field(
+        None,
+        description="differential privacy: 'client(clip=1, noise=1, delta=1e-5, budget=0)' of"
+        " uploads, or 'example(...)' of gradients",
+    )
 
     protocol: Words = Field(
         "fedloom",
@@ -355,6 +360,7 @@ class RunSettings(TypedDict, total=False):
     aggregation: str
     secure_aggregation: str | bool | None
     hostile: str | None
+    privacy: str | None
     protocol: str | Protocol
     eval_every: int
     early_stop: int | None

@@ -17,6 +17,7 @@ from fedloom.core.message import Plan
 from fedloom.core.method import Method
 from fedloom.core.metrics import listed
 from fedloom.core.net import Net
+from fedloom.core.privacy import parse_privacy
 from fedloom.core.program import Program
 from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.score import SplitName
@@ -100,6 +101,7 @@ class Experiment:
                 if config.secure_aggregation is None
                 else parse_secure_aggregation(config.secure_aggregation)
             ),
+            privacy=None if config.privacy is None else parse_privacy(config.privacy),
         )
         program.outputs.budget = int(config.memory * 2**20)
         _check_enough(program, config)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom.core.metrics import metric, words
 from fedloom.core.score import Moment
 from fedloom.core.tree import State
-from fedloom.record import Chosen, Finding, RoundRecord, Score, Summary
+from fedloom.record import Chosen, Finding, PrivacySpent, RoundRecord, Score, Summary
 from fedloom.runs.experiment import Experiment
 from fedloom.runs.states import States
 
@@ -136,6 +136,8 @@ def summary_rows(summary: Summary, records: Sequence[RoundRecord]) -> list[tuple
     if joined is not None and joined != result:
         many = f"{len(joined.clients)} newcomer{'s' if len(joined.clients) > 1 else ''}"
         rows.append((f"{many}, after joining", _shown(joined)))
+    if summary.privacy is not None:
+        rows.append(("privacy", privacy_text(summary.privacy)))
     if summary.stopped:
         rows.append(("stopped early", summary.stopped))
     sent, received = (f"{n / 1e6:.2f} MB" for n in (summary.bytes_up, summary.bytes_down))
@@ -148,6 +150,14 @@ def summary_rows(summary: Summary, records: Sequence[RoundRecord]) -> list[tuple
         ("digest of the run", "not recorded" if summary.digest is None else summary.digest[:16]),
     ]
     return [*rows, ("run", summary.run)] if summary.run else rows
+
+
+def privacy_text(spent: PrivacySpent) -> str:
+    """What was told, in words."""
+    text = f"{spent.level} level, epsilon {spent.epsilon:.4g} at delta {spent.delta:g}"
+    if spent.epsilon_of_mean is None:
+        return text
+    return f"{text}; {spent.epsilon_of_mean:.4g} towards those who see means only"
 
 
 def _shown(chosen: Chosen) -> str:

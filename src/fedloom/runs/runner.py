@@ -25,7 +25,7 @@ from fedloom.engines import Absent, Engine, Job
 from fedloom.errors import CheckpointError, NotUnmasked, TooFewAnswers
 from fedloom.files import jsonable
 from fedloom.methods import describe
-from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
+from fedloom.record import PrivacySpent, RoundRecord, Seconds, StepDigests, Summary, load
 from fedloom.runs.checkpoint import Checkpoints, Snapshot
 from fedloom.runs.choice import choose, headline, newcomers
 from fedloom.runs.digests import DigestChain
@@ -35,6 +35,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.journal import Journal, plain_line, plain_record, read_records, write_record
 from fedloom.runs.ledger import Ledger
+from fedloom.runs.privacy_account import Answers, Budget, PrivacyAccount
 from fedloom.runs.secure_round import SecureRound, Traffic
 from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
@@ -128,6 +129,7 @@ class Runner:
         self._early_end: EarlyEnd | None = None
         self.evaluator = Evaluator(experiment, engine)
         self.chain = DigestChain.begun(experiment, self.server)
+        self.account = PrivacyAccount.of(self.program)
         self._totals = {"bytes_up": 0.0, "bytes_down": 0.0, "seconds": 0.0}
         self._changed: set[int] = set()
         self._saved = -1
@@ -164,6 +166,7 @@ class Runner:
                 for watcher in self.watchers:
                     watcher.begun(self)
                 while self.done < len(self.plans):
+                    self._keep_to_budget()
                     self._step(self.plans[self.done])
             finally:
                 self._checkpoint()  # also after an error or Ctrl-C: nothing done is lost
@@ -186,6 +189,7 @@ class Runner:
         with Journal.open(self.folder.metrics) as journal:
             journal.truncate(snapshot.journal_bytes)
         self.records = read_records(self.folder.metrics, RoundRecord)
+        self.account = PrivacyAccount.of(self.program, self.records)
 
     def _restore_digests(self, folder: RunFolder, progress: Progress) -> None:
         self._digests_bytes = progress.digests_bytes
@@ -238,7 +242,16 @@ class Runner:
             stopped=None if self._early_end is None else self._early_end.reason,
             title=config.title,
             digest=None if self._digests_bytes is None else self.chain.link,
+            privacy=self._privacy_spent(),
         )
+
+    def _privacy_spent(self) -> PrivacySpent | None:
+        """In all, as the last step left it."""
+        if self.account is None or not self.records:
+            return None
+        last = self.records[-1].privacy
+        assert last is not None
+        return replace(last, mechanisms=dict(sorted(self.account.mechanisms.items())), repeated={})
 
     def _step(self, plan: Plan) -> None:
         """One plan, asked again where too few clients answered for it to count."""
@@ -259,7 +272,7 @@ class Runner:
         cohort = self.program.cohort(plan, self.experiment.config.participation, present)
         r = Round(self.program, plan, self.server, cohort)
         sheet, kept, digester = ScoreSheet(), self.clients.draft(), self.chain.step()
-        absent, rows, traffic = dict[int, str](), dict[int, int](), _EnteredTraffic(self._ledger)
+        absent, answers, traffic = dict[int, str](), Answers(), _EnteredTraffic(self._ledger)
         secure = self.secure_round(plan, attempt, traffic)
         asked = cohort if secure is None else self._prepared(secure, r, absent)
 
@@ -279,16 +292,15 @@ class Runner:
                 r.add(cid, None)
                 continue
             traffic.came(cid, up)
-            if up.n != ROWS_UNTOLD:
-                rows[cid] = up.n
+            answers[cid] = None if up.n == ROWS_UNTOLD else up.n
             self.evaluator.enter(cid, up.scores, sheet)
             digester.answered(cid, up, own)
             with timed("aggregation"):
                 r.add(cid, up)
             kept[cid] = own
-        self._check_enough(r, absent, 0 if secure is None else secure.least)
+        self._check_enough(r, absent, answers, 0 if secure is None else secure.least)
         digester.hash_waiting()  # here, so that its time counts for this step
-        server = self._merged(r, secure)
+        server = self._merged(r, secure, answers)
         if last is None:
             last = self.done == len(self.plans) - 1
         self.evaluator.after(r, present, server, ChainMap(kept, self.clients), sheet, last)
@@ -306,9 +318,10 @@ class Runner:
             activities=self._activities(),
             scores=scores,
             absent=absent,
-            rows=dict(sorted(rows.items())),  # not in the order of arrival
+            rows={cid: n for cid, n in sorted(answers.items()) if n is not None},
             notes=jsonable(r.notes),
             headline=headline(self.experiment.protocol, scores),
+            privacy=None if self.account is None else self.account.after(plan, answers),
         )
         plain = plain_record(record)
         changed = None if server is self.server else server
@@ -329,14 +342,14 @@ class Runner:
         try:
             return secure.prepare(r.cohort)
         except TooFewAnswers:
-            self._give_up(r)
+            self._give_up(r, {})
             raise
         finally:
             absent |= secure.absent
             for cid in secure.absent:
                 r.add(cid, None)
 
-    def _merged(self, r: Round, secure: SecureRound | None) -> State:
+    def _merged(self, r: Round, secure: SecureRound | None, answers: Answers) -> State:
         """The server's state after a round that enough clients answered."""
         if secure is None:
             with timed("aggregation"):
@@ -345,7 +358,7 @@ class Runner:
             with timed("secure aggregation"):
                 secure.unmask(r)
         except NotUnmasked:
-            self._give_up(r)
+            self._give_up(r, answers)
             raise
         if clipped := r.notes[SECURE]["clipped"]:
             log.warning(
@@ -356,11 +369,13 @@ class Runner:
         with timed("aggregation"):
             return secure.kept_by_server(merge(r), r.ups)
 
-    def _check_enough(self, r: Round, absent: dict[int, str], for_sums: int) -> None:
+    def _check_enough(
+        self, r: Round, absent: dict[int, str], answers: Answers, for_sums: int
+    ) -> None:
         """`for_sums`: how many uploads secure aggregation takes."""
         least = max(self.experiment.config.min_clients, for_sums)
         if len(r.ups) < least:
-            self._give_up(r)
+            self._give_up(r, answers)
             reasons = "; ".join(f"client {cid}: {why}" for cid, why in sorted(absent.items()))
             needed = f"min_clients = {least}"
             if least == for_sums:
@@ -370,7 +385,10 @@ class Runner:
                 f" {needed} ({reasons}); nothing of this round counts, see to them"
             )
 
-    def _give_up(self, r: Round) -> None:
+    def _give_up(self, r: Round, answers: Answers) -> None:
+        """The round does not count; what came had left all the same."""
+        if self.account is not None:
+            self.account.give_up(r.plan, answers)
         if self._ledger is not None:
             self._ledger.give_up(self.done, r.plan)
 
@@ -405,6 +423,8 @@ class Runner:
         self.server = played.server
         self.clients.accept(played.kept)
         self.chain.accept(played.digests)
+        if self.account is not None and played.record.privacy is not None:
+            self.account.accept(played.record.privacy)
         self.done += 1
 
     def _remember(self, played: PlayedStep) -> None:
@@ -438,6 +458,19 @@ class Runner:
             return record.kind != "train" or whole_last_round
         newcomers = self.experiment.config.newcomers > 0
         return record.headline is None or newcomers or whole_last_round
+
+    def _keep_to_budget(self) -> None:
+        """Make the next training round the last one, if the budget of `privacy` permits no more."""
+        privacy, left = self.program.privacy, self.plans[self.done :]
+        if privacy is None or not privacy.budget or self.account is None or left[0].kind != "train":
+            return
+        # Which sites will be there is not known before they are asked.
+        anybody = self.engine.keeps_states
+        present = None if anybody else list(self.engine.present(self.program.clients))
+        reason = Budget(self.experiment, self.account, privacy).ends_with(left, present)
+        if reason:
+            rounds = self.experiment.config.rounds
+            self._cut_plans(EarlyEnd(reason, True, self.done + 1, rounds))
 
     def _cut_plans(self, early_end: EarlyEnd) -> None:
         """End the training early."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.digests import DigestChain, first_link
 from fedloom.runs.evaluation import ScoreSheet
 from fedloom.runs.experiment import Experiment
+from fedloom.runs.privacy_account import PrivacyAccount
 from fedloom.runs.runner import Runner
 from fedloom.runs.store import ClientStates
 from fedloom.verification.attendance import AsRecorded, Attendance
@@ -137,6 +139,8 @@ class Replay:
         last one when it was run, before the run was given more, has more scores than others. True:
         as in the last step."""
         self._engine.begin(self._attendance[record.step])
+        if self._runner.account is not None and record.privacy is not None:
+            self._runner.account.repeated = Counter(record.privacy.repeated)
         rounds = self._runner.experiment.config.rounds
         self._runner.evaluator.last_round = record.round if record.scores else rounds
         joined = any(score.at.group == "newcomers" for score in record.scores)
@@ -148,6 +152,7 @@ class Replay:
         clients = ClientStates(int(self._run.config.memory * 2**20))
         runner.server = self._server_at(step, clients)
         runner.clients, runner.done = clients, step
+        runner.account = PrivacyAccount.of(runner.program, self._run.steps[:step])
         runner.chain = (
             DigestChain.after(self._run.digests[:step])
             if step

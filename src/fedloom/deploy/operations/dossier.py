@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.audit import AuditError, verify
+from fedloom.core.privacy import parse_privacy
 from fedloom.deploy.consent.approvals import APPROVED, DECLINED, FORGOTTEN, REVOKED
 from fedloom.deploy.consent.proposal import Proposals
 from fedloom.deploy.gate.form import ADMITTED, Form, upload_bytes
@@ -145,12 +146,37 @@ def dossier_of_run(path: Path, site: str) -> Dossier:
     account = Account.read(paths.ledger)
     _add_account(dossier, account, cid)
     rounds = read_records(paths.metrics, RoundRecord)
+    dossier.add("Noise", *_noise(config.privacy, rounds, cid))
     absent = [[r.round, plain(r.absent[cid])] for r in rounds if cid in r.absent]
     table = plain_table("absent", "Rounds without this client", ["round", "why"], absent)
     dossier.add("What was refused", table)
     _add_run_card(dossier, config, paths, rounds, cid)
     _add_limits(dossier, "the server, or by the machine that simulated all clients")
     return dossier
+
+
+def _noise(setting: str | None, rounds: Sequence[RoundRecord], cid: int) -> list[Html]:
+    """What differential privacy says of this client, if the run had it."""
+    if setting is None:
+        return [tag("p", "None: what left is as the method made it.")]
+    privacy, told, rows = parse_privacy(setting), 0, list[list[object]]()
+    for record in rounds:
+        if record.privacy is None:
+            continue
+        releases = (record.privacy.mechanisms, record.privacy.repeated)
+        if more := sum(by_client.get(cid, 0) for by_client in releases):
+            told += more
+            rows.append([record.round, record.kind, more, f"{privacy.epsilon_after(told):.4g}"])
+    columns = ["round", "", "releases", "epsilon so far"]
+    return [
+        tag(
+            "p",
+            f"{plain(setting)}: it hides {privacy.hides}. After {told} releases with noise, epsilon"
+            f" is {privacy.epsilon_after(told):.4g} at delta {privacy.delta:g}, towards whoever"
+            " sees single uploads. Scores are not covered by it.",
+        ),
+        plain_table("noise", "Release by release", columns, rows),
+    ]
 
 
 def _audit_lines(config: SiteConfig, dossier: Dossier) -> list[dict[str, Any]]:
@@ -383,8 +409,8 @@ def _add_limits(dossier: Dossier, author: str) -> None:
         "What this does not show",
         tag(
             "p",
-            f"These records were written by {author}. What is sent is not noise: weights can tell"
-            " something about the rows they come from, and docs/policy.md says what each method"
+            f"These records were written by {author}. Weights can tell something about the rows"
+            " they come from, unless noise hides it, and docs/policy.md says what each method"
             " reveals. Whoever rules the machine could have rewritten the records; compare the"
             " audit log's last sha256 with one that was noted down elsewhere.",
         ),

@@ -20,8 +20,9 @@ from fedloom.data.local import input_columns
 from fedloom.deploy.project.schema import Schema, check_site, site_schema
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.deploy.site.noise_key import noise_key
 from fedloom.deploy.site.quota import check_room
-from fedloom.deploy.site.state_binding import bind
+from fedloom.deploy.site.state_binding import acting_settings, bind, settings_digest
 from fedloom.engines import check_device
 from fedloom.engines.flower.node import Node
 from fedloom.engines.flower.site_store import SiteStore
@@ -130,7 +131,15 @@ class SiteData:
             check_device(self.config.device),
             self.settings.lost_state,
             save,
+            noise_key=self._noise_key(rows),
         )
+
+    def _noise_key(self, rows: str) -> bytes | None:
+        """The site's secret for these rows and settings, where the run hides something."""
+        if self.settings.run.privacy is None:
+            return None
+        decisive = settings_digest(acting_settings(self.settings))
+        return noise_key(self.config.state, f"{rows} {decisive}")
 
     def experiment(self) -> Experiment:
         """The run as this site sees it."""

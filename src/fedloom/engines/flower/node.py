@@ -40,10 +40,13 @@ class Node:
     """When the state the server counts on is gone: give no answer, or begin as a new client."""
     save: Callable[[Visit], None] = lambda visit: None
     """Keeps the personal model for use at the site."""
+    noise_key: bytes | None = None
+    """The site's secret for noise that hides something; None, in a simulation: the run's seed."""
 
     def answer(self, order: Order) -> RecordDict:
         """Do what is asked."""
-        visit = Visit(self.program, order.cid, self.data, order.down, self._own(order), self.device)
+        own, key = self._own(order), self.noise_key
+        visit = Visit(self.program, order.cid, self.data, order.down, own, self.device, key)
         if order.task == "save":
             self.save(visit)
             return codec.write_scores(order.cid, ())
