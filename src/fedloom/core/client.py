@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.adaptation import adapt, adapted_model
 from fedloom.core.block import Block
+from fedloom.core.compression import RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
@@ -89,8 +90,19 @@ class _Call:
         if self.hostile is not None:
             up = self.hostile.upload(up, site.down, site.plan)
         up, kept = plain_state(left_out(up)), plain_state(left_out(kept))
+        if site.plan.kind == "train":
+            up, kept = self._compressed(up, kept)
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
         return Up(up, len(visit.data.train), metrics, scores), kept
+
+
+    def _compressed(self, up: State, kept: State) -> tuple[State, State]:
+        """The upload as it travels, and what is kept with what it left out."""
+        site, compression = self.site, self.site.program.compression
+        gen = site.plan.gen(site.cid, "compression")
+        received, left = self.visit.down.state, kept.get(RESIDUAL, {})
+        up, left = compression.compressed(up, received, site.net.params, left, gen)
+        return up, {**kept, RESIDUAL: left} if left else kept
 
 
 def _learn(site: Site) -> None:
@@ -147,6 +159,8 @@ def check_upload(site: Site, up: State) -> None:
     where = f"client {site.cid}, {site.plan}"
     if OPTIMIZER in up:
         raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
+    if RESIDUAL in up:
+        raise LeakError(f"{where}: what earlier uploads left out is in the upload")
     if strange := sorted(set(up) - set(site.program.writers())):
         raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
     if personal := sorted(set(up.get(METHOD, {})) - site.shared):

@@ -60,6 +60,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "server_beta2": ("harmless", "scales the server's steps"),
     "server_tau": ("judged", "small_moves"),
     "aggregation": ("not for sites", "what the server makes of uploads"),
+    "compression": ("harmless", "the same change in fewer bytes; the rest stays at the site"),
     "hostile": ("not for sites", "made-up attackers, for simulations"),
     "protocol": ("judged", "few_test_rows: whatever it tests, only scores leave"),
     "eval_every": ("harmless", "how often scores are asked for"),

@@ -166,6 +166,10 @@ class RunConfig(BaseModel):
         description="mean, or a rule that bears hostile clients: median, trimmed_mean(share=0.2),"
         " krum(share=0.2), norm_bound",
     )
+    compression: Words = Field(
+        "none",
+        description="none, or smaller uploads: quantize(bits=8), top_k(share=0.01)",
+    )
     hostile: Words | None = Field(
         None,
         description="clients that work against the run, e.g. 'sign_flip(share=0.2)', scaled,"
@@ -343,6 +347,7 @@ class RunSettings(TypedDict, total=False):
     server_beta2: float | None
     server_tau: float | None
     aggregation: str
+    compression: str
     hostile: str | None
     protocol: str | Protocol
     eval_every: int

@@ -42,8 +42,12 @@ def first_link(experiment: Experiment) -> str:
     partition = experiment.data.partition
     config = experiment.config
     settings = {key: getattr(config, key) for key in DECIDING}
-    # Left out where they say nothing, so that runs from before there were tasks keep their links.
-    chosen = {"task": config.task, "metrics": config.metrics}
+    # Left out where they say nothing, so that runs from before there were these keep their links.
+    chosen = {
+        "task": config.task,
+        "metrics": config.metrics,
+        "compression": config.compression,
+    }
     settings |= {k: v for k, v in chosen.items() if v != RunConfig.model_fields[k].default}
     return _sha256({**settings, "data": partition.source, "partition": partition.fingerprint})
 
