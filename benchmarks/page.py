@@ -264,9 +264,24 @@ def hostile() -> str:
     return rows(["hostile", "method", *(f"`{rule}`" for rule in rules)], body)
 
 
+def uploads() -> str:
+    """The papers' methods with smaller uploads: accuracy, megabytes, and those on the wire."""
+    runs = read("uploads")["runs"]
+    by_row: dict[tuple[str, str], dict[str, str]] = {}
+    for label, run in runs.items():
+        data, method, compression = label.split(" | ")
+        by_row.setdefault((data, method), {})[compression] = (
+            f"{100 * run['accuracy']:.1f}, {run['megabytes']:.2f} ({run['wire_megabytes']:.2f})"
+        )
+    columns = list(dict.fromkeys(label.split(" | ")[2] for label in runs))
+    body = [[*row, *(cells.get(c, "") for c in columns)] for row, cells in by_row.items()]
+    return rows(["data", "method", *(f"`{c}`" for c in columns)], body)
+
+
 PLACES = {
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile},
+    "uploads.md": {"uploads": uploads},
     "encoders.md": {"encoder": encoder},
     "performance.md": {"speed": speed, "tricks": tricks, "scale": scale},
     "distributed.md": {

@@ -95,7 +95,6 @@ class _Call:
         metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
         return Up(up, len(visit.data.train), metrics, scores), kept
 
-
     def _compressed(self, up: State, kept: State) -> tuple[State, State]:
         """The upload as it travels, and what is kept with what it left out."""
         site, compression = self.site, self.site.program.compression

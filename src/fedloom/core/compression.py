@@ -173,7 +173,8 @@ class TopK(Compression):
 
     def encode(self, change: Tensor, gen: Generator) -> Tree:
         size = change.abs().nan_to_num(nan=torch.inf)  # what is no number goes out, to be seen
-        places = _largest(size, ceil(self.share * len(change)))
+        count = ceil(self.share * len(change) - 1e-9)  # 0.07 * 100 is above 7
+        places = _largest(size, max(1, count))
         gaps = places.diff(prepend=places.new_tensor([-1]))  # small numbers, which zstd likes
         return {"gaps": gaps.to(_whole(len(change))), "values": change[places].float()}
 
