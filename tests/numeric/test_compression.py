@@ -228,8 +228,8 @@ SMALL: dict[str, Any] = {
 def test_journal_and_ledger_have_the_bytes_that_leave(
     text: str, nbytes: int, tmp_path: Path
 ) -> None:
-    """Of 64 inputs, 8 units and 10 classes: weights of 512 and 80 numbers; biases of 8 and 10, which
-    stay as they are. A tenth of them is 51.2, so 52, and 8, with two bytes for a place."""
+    """Of 64 inputs, 8 units and 10 classes: weights of 512 and 80 numbers; biases of 8 and 10
+    stay as they are. A tenth of the weights is 51.2, so 52, and 8, with two bytes for a place."""
     result = run("fedavg", **{**SMALL, "rounds": 1}, compression=text, out=str(tmp_path / "run"))
     assert result.summary.bytes_up == 8 * nbytes
     account = Account.read(tmp_path / "run" / "ledger.jsonl")
