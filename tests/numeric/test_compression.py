@@ -303,8 +303,8 @@ def test_a_method_that_shares_no_parameters_refuses_it_by_name() -> None:
 @pytest.mark.parametrize("name", sorted(register))
 def test_every_method_runs_with_it_or_refuses_it(name: str) -> None:
     """Uploads are restored before a part reads them, whatever the part does with them."""
-    few = {**SMALL, "clients": 4, "rounds": 1, "data": "digits", "method": runnable(name)}
-    few.pop("progress")
+    few = {"clients": 4, "rounds": 1, "steps": 2, "partition": "iid", "method": runnable(name)}
+    few["model"] = "mlp(hidden=[16], norm=batch)"
     program = Experiment.build(RunConfig.checked(few)).program
     assert program.compression == NONE
     small = RunConfig.checked({**few, "compression": "top_k(share=0.5)"})
