@@ -42,7 +42,7 @@ FEWEST = 64
 
 @dataclass(frozen=True)
 class Compression:
-    """How the change of a tensor is written. One of these in an expression: `top_k(share=0.1)`."""
+    """How an upload is written. One of these in an expression: `top_k(share=0.1)`."""
 
     name: ClassVar[str]
     feeds_back: ClassVar[bool] = False
@@ -53,8 +53,38 @@ class Compression:
     ) -> tuple[State, Tree]:
         """The upload as it leaves, and what the client keeps of it for the next one; `left` is what
         earlier uploads left out."""
+        return up, left
+
+    def restored(self, up: State, sent: State) -> State:
+        """The upload with its numbers; `sent` is what this client received."""
+        return up
+
+    def __str__(self) -> str:
+        return written(self, self.name)
+
+
+@compressions
+@dataclass(frozen=True)
+class NoCompression(Compression):
+    """Uploads as the method makes them."""
+
+    name: ClassVar[str] = "none"
+
+
+NONE = NoCompression()
+
+
+@dataclass(frozen=True)
+class _OfChanges(Compression):
+    """The change of each large parameter as tensors of its own."""
+
+    def compressed(
+        self, up: State, received: State, parameters: Container[str], left: Tree, gen: Generator
+    ) -> tuple[State, Tree]:
+        if METHOD not in up:
+            return up, left
         start, left, tree = received.get(METHOD, {}), dict(left), Tree()
-        for key, value in up.get(METHOD, {}).items():
+        for key, value in up[METHOD].items():
             if key not in parameters or not compressible(value, start.get(key)):
                 tree[key] = value
                 continue
@@ -66,10 +96,9 @@ class Compression:
             if self.feeds_back:
                 remains = change - self.decode(parts, len(change))
                 left[key] = remains.reshape(value.shape).to(value.dtype)
-        return {**up, METHOD: tree} if METHOD in up else up, left
+        return {**up, METHOD: tree}, left
 
     def restored(self, up: State, sent: State) -> State:
-        """The upload with its numbers; `sent` is what this client received."""
         start, tree, parts_of = sent.get(METHOD, {}), Tree(), dict[str, Tree]()
         for name, tensor in up.get(METHOD, {}).items():
             key, mark, part = name.partition(MARK)
@@ -92,32 +121,10 @@ class Compression:
     def decode(self, parts: Mapping[str, Tensor], numbers: int) -> Tensor:
         """The row of so many numbers that the parts stand for, in float64."""
 
-    def __str__(self) -> str:
-        return written(self, self.name)
-
 
 @compressions
 @dataclass(frozen=True)
-class NoCompression(Compression):
-    """Uploads as the method makes them."""
-
-    name: ClassVar[str] = "none"
-
-    def compressed(
-        self, up: State, received: State, parameters: Container[str], left: Tree, gen: Generator
-    ) -> tuple[State, Tree]:
-        return up, left
-
-    def restored(self, up: State, sent: State) -> State:
-        return up
-
-
-NONE = NoCompression()
-
-
-@compressions
-@dataclass(frozen=True)
-class Quantize(Compression):
+class Quantize(_OfChanges):
     """Every number in so many bits: a whole multiple of a step, of which each tensor has its own.
 
     The step is the largest change over 2^(bits - 1) - 1. A number between two multiples becomes
@@ -156,7 +163,7 @@ class Quantize(Compression):
 
 @compressions
 @dataclass(frozen=True)
-class TopK(Compression):
+class TopK(_OfChanges):
     """Of each tensor the `share` of numbers that changed most, rounded up; of equal ones the first.
 
     What is left out is kept by the client and added to its next change (Stich et al., NeurIPS
