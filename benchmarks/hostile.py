@@ -48,13 +48,15 @@ SETTINGS = {
 }
 
 
-def cases() -> Iterator[tuple[str, str | None, float]]:
-    """Title, behaviour of the hostile clients, and their share."""
-    yield "nobody", None, 0.0
+def cases() -> Iterator[tuple[str, str | None, float, str]]:
+    """Title, behaviour of the hostile clients, their share, and a rule."""
+    for rule in RULES:
+        yield "nobody", None, 0.0, rule
     for share in SHARES:
-        for name in BEHAVIOURS:
-            more = f", {STRONG[name]}" if name in STRONG else ""
-            yield f"{name} {share:g}", f"{name}(share={share}{more})", share
+        for rule in RULES:
+            for name in BEHAVIOURS:
+                more = f", {STRONG[name]}" if name in STRONG else ""
+                yield f"{name} {share:g}", f"{name}(share={share}{more})", share, rule
 
 
 def rule_for(name: str, share: float) -> str:
@@ -100,12 +102,11 @@ def measure(title: str, hostile: str | None, rule: str) -> tuple[float | None, s
 def main(titles: list[str]) -> None:
     """Measure what is missing, of these methods."""
     torch.set_num_threads(1)
-    for case, hostile, share in cases():
-        for rule in RULES:
-            for title in titles or METHODS:
-                label = f"{title} | {case} | {rule}"
-                if label not in recorded()["runs"]:
-                    record(label, *measure(title, hostile, rule_for(rule, share)))
+    for case, hostile, share, rule in cases():
+        for title in titles or METHODS:
+            label = f"{title} | {case} | {rule}"
+            if label not in recorded()["runs"]:
+                record(label, *measure(title, hostile, rule_for(rule, share)))
 
 
 if __name__ == "__main__":
