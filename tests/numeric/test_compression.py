@@ -207,6 +207,7 @@ def test_other_expressions_are_refused(text: str, why: str) -> None:
 
 # ------------------------------------------------------------------ runs
 
+FOUR = digits(((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 20))
 SMALL: dict[str, Any] = {
     "clients": 8,
     "rounds": 3,
@@ -236,8 +237,7 @@ def test_journal_and_ledger_have_the_bytes_that_leave(
     assert account.clients() == dict.fromkeys(range(8), (1, nbytes))
 
 
-@pytest.mark.parametrize("text", BOTH)
-@pytest.mark.parametrize("method", ["fedavg + dbe", "fedpac"])
+@pytest.mark.parametrize(("method", "text"), zip(["fedavg + dbe", "fedpac"], BOTH, strict=True))
 def test_every_engine_gives_the_same_bytes(method: str, text: str) -> None:
     inline, *others = (
         run(method, **SMALL, compression=text, engine=engine).summary
@@ -254,8 +254,7 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_bytes(text: str, tmp_path:
     def build(out: str) -> Experiment:
         settings = {"rounds": 4, "participation": 0.5, "model": "mlp(hidden=[8])"}
         config = {**settings, "compression": text, "out": str(tmp_path / out)}
-        data = digits(((0, 1, 2), 30), ((3, 4), 17), ((4, 5, 6), 12), ((0, 9), 20))
-        return Experiment.build(RunConfig.checked({"method": "fedper", **config}), data=data)
+        return Experiment.build(RunConfig.checked({"method": "fedper", **config}), data=FOUR)
 
     whole = start(build("whole"), Inline())
     with pytest.raises(KeyboardInterrupt):
@@ -303,14 +302,13 @@ def test_a_method_that_shares_no_parameters_refuses_it_by_name() -> None:
 @pytest.mark.parametrize("name", sorted(register))
 def test_every_method_runs_with_it_or_refuses_it(name: str) -> None:
     """Uploads are restored before a part reads them, whatever the part does with them."""
-    few = {"clients": 4, "rounds": 1, "steps": 2, "partition": "iid", "method": runnable(name)}
-    few["model"] = "mlp(hidden=[16], norm=batch)"
-    program = Experiment.build(RunConfig.checked(few)).program
+    few = {"method": runnable(name), "rounds": 1, "model": "mlp(hidden=[16], norm=batch)"}
+    program = Experiment.build(RunConfig.checked(few), data=FOUR).program
     assert program.compression == NONE
     small = RunConfig.checked({**few, "compression": "top_k(share=0.5)"})
     trained = program.shared(0) & program.nets[0].params
     if all(program.nets[0].initial[k].numel() < 64 for k in trained):
         with pytest.raises(BadInput, match="shares no parameters"):
-            Experiment.build(small)
+            Experiment.build(small, data=FOUR)
         return
-    assert start(Experiment.build(small), Inline()).summary.bytes_up > 0
+    assert start(Experiment.build(small, data=FOUR), Inline()).summary.bytes_up > 0
