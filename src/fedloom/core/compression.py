@@ -143,7 +143,7 @@ class Quantize(_OfChanges):
     @property
     def _most(self) -> int:
         """The largest multiple; the smallest is its negative."""
-        return 2 ** (self.bits - 1) - 1
+        return (1 << (self.bits - 1)) - 1
 
     def encode(self, change: Tensor, gen: Generator) -> Tree:
         scale = (change.abs().max() / self._most).float()  # not finite where a change is not
