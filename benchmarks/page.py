@@ -257,10 +257,8 @@ def hostile() -> str:
         value = row.get(rule)
         return ("-" if rule in row else "") if value is None else f"{100 * value:.1f}"
 
-    body = [
-        [case, method, *(cell(row, rule) for rule in rules)]
-        for (case, method), row in by_row.items()
-    ]
+    ordered = sorted(by_row, key=lambda at: (at[0] != "nobody", *at))  # peace first, then by name
+    body = [[*at, *(cell(by_row[at], rule) for rule in rules)] for at in ordered]
     return rows(["hostile", "method", *(f"`{rule}`" for rule in rules)], body)
 
 
