@@ -257,10 +257,8 @@ def hostile() -> str:
         value = row.get(rule)
         return ("-" if rule in row else "") if value is None else f"{100 * value:.1f}"
 
-    body = [
-        [case, method, *(cell(row, rule) for rule in rules)]
-        for (case, method), row in by_row.items()
-    ]
+    ordered = sorted(by_row, key=lambda at: (at[0] != "nobody", *at))  # peace first, then by name
+    body = [[*at, *(cell(by_row[at], rule) for rule in rules)] for at in ordered]
     return rows(["hostile", "method", *(f"`{rule}`" for rule in rules)], body)
 
 
@@ -391,11 +389,26 @@ def dbe_noise() -> str:
     return rows(["s", "q", "epsilon of the mean alone"], body)
 
 
+def uploads() -> str:
+    """The papers' methods with smaller uploads: accuracy, megabytes, and those on the wire."""
+    runs = read("uploads")["runs"]
+    by_row: dict[tuple[str, str], dict[str, str]] = {}
+    for label, run in runs.items():
+        data, method, compression = label.split(" | ")
+        by_row.setdefault((data, method), {})[compression] = (
+            f"{100 * run['accuracy']:.1f}, {run['megabytes']:.2f} ({run['wire_megabytes']:.2f})"
+        )
+    columns = list(dict.fromkeys(label.split(" | ")[2] for label in runs))
+    body = [[*row, *(cells.get(c, "") for c in columns)] for row, cells in by_row.items()]
+    return rows(["data", "method", *(f"`{c}`" for c in columns)], body)
+
+
 PLACES = {
     "leaks.md": {"leaks": leaks},
     "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile},
+    "uploads.md": {"uploads": uploads},
     "encoders.md": {"encoder": encoder},
     "performance.md": {
         "speed": speed,

@@ -111,7 +111,7 @@ PANELS = {
     "Method and training": "method model start start_without rounds participation epochs steps"
     " batch_size lr optimizer momentum weight_decay beta1 beta2 eps keep_state clip decay drop_last"
     " replacement server_optimizer server_lr server_beta1 server_beta2 server_tau aggregation"
-    " secure_aggregation hostile privacy seed",
+    " secure_aggregation compression hostile privacy seed",
     "Evaluation": "protocol metrics eval_every early_stop diagnose diagnose_every",
     "Where it runs": "engine workers ray_address min_clients device memory checkpoint_every"
     " history out title",

@@ -25,6 +25,7 @@ from fedloom.deploy.gate.supernode import GatedNode
 from fedloom.deploy.processes.federation import app_of
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.engines.zstd_arrays import STYPE, squeeze, unpacked
 from fedloom.policy import Policy, limits
 
 
@@ -65,6 +66,46 @@ def test_an_answer_leaves_with_the_values_that_the_app_gave(site: GatedSite) -> 
     assert {n: {k: a.data for k, a in t.items()} for n, t in mine.items()} == {
         n: {k: a.data for k, a in t.items()} for n, t in theirs.items()
     }
+
+
+def test_an_answer_leaves_in_fewer_bytes_where_that_pays(site: GatedSite) -> None:
+    """The gate writes it, after it has looked: an app that did would be refused."""
+
+    def zeros(records: RecordDict) -> RecordDict:
+        for tree in records.array_records.values():
+            for key, array in list(tree.items()):
+                tree[key] = Array(np.zeros_like(array.numpy()))
+        return records
+
+    def squeezed_zeros(records: RecordDict) -> RecordDict:
+        squeeze(zeros(records))
+        return records
+
+    site.approve()
+    sent = site.ask(site.order(), spoil=zeros).reply.content.array_records["state/model"]
+    weights = sent["body.1.weight"]
+    assert weights.stype == STYPE
+    assert len(weights.data) < 200
+    assert len(unpacked(weights)) > 4 * 8 * 64
+    assert "(form)" in site.ask(site.order(t=2), spoil=squeezed_zeros).error
+
+
+def test_compressed_uploads_have_a_form_of_their_own(site: GatedSite) -> None:
+    def whole(records: RecordDict) -> RecordDict:
+        """As without compression."""
+        tree = records.array_records["state/model"]
+        del tree["body.1.weight@levels"], tree["body.1.weight@scale"]
+        tree["body.1.weight"] = Array(np.zeros((8, 64), dtype=np.float32))
+        return records
+
+    changes = {"compression": "quantize(bits=4)"}
+    site.approve(**changes)
+    left = site.ask(site.order(), override=changes)
+    sent = left.reply.content.array_records["state/model"]
+    levels, scale = sent["body.1.weight@levels"], sent["body.1.weight@scale"]
+    assert (levels.dtype, levels.shape) == ("uint8", (8 * 64 // 2,))
+    assert (scale.dtype, scale.shape) == ("float32", ())
+    assert "(form)" in site.ask(site.order(t=2), override=changes, spoil=whole).error
 
 
 def test_whatever_changes_asks_again(site: GatedSite) -> None:

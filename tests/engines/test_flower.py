@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import zstandard
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -35,12 +36,14 @@ from fedloom.core.tree import State
 from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
+from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
 from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
 from fedloom.engines.lost_state import LostState
+from fedloom.engines.zstd_arrays import STYPE
 from fedloom.errors import BadInput, TooFewClients
 from fedloom.launch.start import go_on, start
 from fedloom.record import RoundRecord
@@ -70,6 +73,8 @@ def build(expression: str = "fedper", **settings: Any) -> Experiment:
         ("fedrep(adapt_epochs=2) + control_variates", {"eval_every": 2}),
         ("local", {"model": "mlp(hidden=[8]) | mlp(hidden=[6, 5])"}),
         ("fedper", {"model": "mlp(hidden=[8], norm=batch)", "protocol": "cohort"}),
+        ("fedrep", {"compression": "top_k(share=0.1)", "participation": 0.5}),
+        ("fedavg + dbe", {"compression": "quantize(bits=4)"}),
     ],
 )
 def test_other_settings_too(expression: str, settings: dict[str, Any]) -> None:
@@ -338,6 +343,10 @@ BAD = {
         r"0 bytes are not \[10000000000000\] of float32",
     ),
     "zip": (lambda records: with_array_bytes(records, b"PK\x03\x04" + b"0" * 64), "ValueError"),
+    "bomb": (
+        lambda records: with_zstd_bytes(records, bytes(2**26)),
+        r"it has 6710\d+ bytes, and a reply to this order has at most \d+",
+    ),
     "unknown number": (measures("a/b/c", 1.0), "nobody asked for the number 'a/b/c'"),
     "strange score": (scores(split="train"), "nobody asked for 'trained' on 'train'"),
     "strange moment": (scores(moment="received"), "nobody asked for 'received' on 'test'"),
@@ -362,6 +371,12 @@ def with_array_bytes(records: RecordDict, data: bytes) -> RecordDict:
     return records
 
 
+def with_zstd_bytes(records: RecordDict, data: bytes) -> RecordDict:
+    small = zstandard.ZstdCompressor().compress(data)
+    records["state/model"] = ArrayRecord({KEY: Array("float32", (1,), STYPE, small)})
+    return records
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_path: Path) -> None:
     """Client 1's second reply is bad. It counts as absent in that round, its next round goes on
@@ -376,6 +391,30 @@ def test_a_bad_reply_is_refused_by_name_and_the_round_goes_on(case: str, tmp_pat
     other = outcome(start(experiment, silent))[0]
     # The digest covers the journal, which has another reason for the absence.
     assert replace(other, digest=None) == replace(outcome(result)[0], digest=None)
+
+
+@pytest.mark.parametrize(
+    ("compression", "part", "value", "why"),
+    [
+        ("quantize", "scale", torch.tensor(torch.inf), f"'model/{KEY}' is not finite"),
+        ("quantize", "scale", torch.tensor(1e9), "its update is .* times as long as the model"),
+        ("quantize(bits=4)", "levels", torch.zeros(3, dtype=torch.uint8), r"uint8 \[3\], not"),
+        ("top_k(share=0.001)", "gaps", torch.tensor([999], dtype=torch.int16), "does not have"),
+        ("top_k(share=0.001)", "gaps", torch.tensor([0], dtype=torch.int16), "does not have"),
+        ("top_k(share=0.001)", "values", torch.tensor([torch.nan]), f"'model/{KEY}' is not finite"),
+        ("top_k(share=0.001)", "values", torch.zeros(9), r"float32 \[9\], not"),
+    ],
+)
+def test_a_bad_compressed_upload_is_refused_by_what_it_stands_for(
+    compression: str, part: str, value: torch.Tensor, why: str, tmp_path: Path
+) -> None:
+    experiment = build(compression=compression)
+    spoil = only(1, 2, with_array("model", f"{KEY}@{part}", value))
+    flower, _ = engine(experiment, tmp_path, spoil)
+    flower.bounds = Bounds()
+    result = start(experiment, flower)
+    assert [list(r.absent) for r in result.records] == [[], [1], []]
+    assert re.search(why, result.records[1].absent[1])
 
 
 @dataclass(frozen=True, kw_only=True)

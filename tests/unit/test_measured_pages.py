@@ -21,6 +21,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "reliability.md",
         "privacy.md",
         "leaks.md",
+        "uploads.md",
     ],
 )
 def test_the_page_shows_the_results_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.adaptation import adapt, adapted_model
 from fedloom.core.block import Block
+from fedloom.core.compression import RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
@@ -101,9 +102,20 @@ class _Call:
             leaving = replace(leaving, state=changed)
         leaving = replace(leaving, state=plain_state(left_out(leaving.state)))
         kept = plain_state(left_out(kept))
+        if site.plan.kind == "train":
+            state, kept = self._compressed(leaving.state, kept)
+            leaving = replace(leaving, state=state)
         if site.program.secure is not None:
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
+
+    def _compressed(self, up: State, kept: State) -> tuple[State, State]:
+        """The upload as it travels, and what is kept with what it left out."""
+        site, compression = self.site, self.site.program.compression
+        gen = site.plan.gen(site.cid, "compression")
+        received, left = self.visit.down.state, kept.get(RESIDUAL, {})
+        up, left = compression.compressed(up, received, site.net.params, left, gen)
+        return up, {**kept, RESIDUAL: left} if left else kept
 
 
 def _hidden(visit: Visit, leaving: Up) -> Up:
@@ -169,6 +181,8 @@ def check_upload(site: Site, up: State) -> None:
     where = f"client {site.cid}, {site.plan}"
     if OPTIMIZER in up:
         raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
+    if RESIDUAL in up:
+        raise LeakError(f"{where}: what earlier uploads left out is in the upload")
     if strange := sorted(set(up) - set(site.program.writers())):
         raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
     if personal := sorted(set(up.get(METHOD, {})) - site.shared):

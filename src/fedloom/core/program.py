@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from fedloom.core.aggregation import MEAN, Aggregation
+from fedloom.core.compression import NONE, RESIDUAL, Compression, compressible
 from fedloom.core.frozen import FROZEN, Frozen, frozen_keys
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.hostile import Hostile
@@ -47,6 +48,8 @@ class Program:
     """What the server makes of the uploads: the mean, or a rule that bears hostile ones."""
     privacy: Privacy | None
     """What noise hides of clients or rows."""
+    compression: Compression
+    """How the model's change is written in an upload."""
     hostile_clients: frozenset[int]
     """Ids of clients that work against the run, to see what it bears."""
     secure: Pairwise | None
@@ -68,14 +71,15 @@ class Program:
         head_epochs: int = 0,
         newcomer_epochs: int | None = None,
         aggregation: Aggregation = MEAN,
+        compression: Compression = NONE,
         hostile: Hostile | None = None,
         secure: Pairwise | None = None,
         privacy: Privacy | None = None,
     ) -> None:
-        self.aggregation, self._hostile = aggregation, hostile
+        self.aggregation, self.compression, self._hostile = aggregation, compression, hostile
         self.secure, self.privacy = secure, privacy
         if secure is not None:
-            check_hidden(method, aggregation)
+            check_hidden(method, aggregation, compression)
         self.hostile_clients = hostile.members(clients, seed) if hostile else frozenset[int]()
         self.method, self.clients, self.seed = method, clients, seed
         self.task: Task = task or Classification()
@@ -104,6 +108,7 @@ class Program:
             keys = frozen_keys(self.nets[0], (*method.phases, *self.adapt))
         self.frozen = Frozen(self.nets[0], keys)
         self.outputs = FrozenOutputs(self.nets[0], self.frozen)
+        self._check_compression()
 
     def tested_after(self, head_epochs: int, newcomer_epochs: int | None) -> Program:
         """The same training with another preparation for tests."""
@@ -173,6 +178,8 @@ class Program:
     def writers(self) -> dict[str, str]:
         """Slice -> the part that may write it."""
         of_method = {METHOD: self.method.name, OPTIMIZER: self.method.name}
+        if self.compression.feeds_back:
+            of_method[RESIDUAL] = self.method.name
         return of_method | {p.name: p.name for p in self.method.parts}
 
     def global_model_missing(self) -> str:
@@ -209,6 +216,18 @@ class Program:
                     " head_epochs=0"
                 )
         return tuning(heads, self.head_epochs)
+
+    def _check_compression(self) -> None:
+        """There is something to compress: else whoever set it would wait for smaller uploads."""
+        net = self.nets[0]
+        trained = (self._shared[0] & net.params) - self.frozen.keys
+        if self.compression != NONE and not any(
+            compressible(net.initial[key], net.initial[key]) for key in trained
+        ):
+            raise BadInput(
+                f"compression = {self.compression} makes a model's change smaller, and"
+                f" {self.method.name} shares no parameters of this one that would pay; leave it out"
+            )
 
     def _check_nets(self) -> None:
         first = self.nets[0]
@@ -250,7 +269,7 @@ def check_composition(method: Method) -> None:
     """Names are unique, no part refuses another, and a server optimiser would do something."""
     names = [p.name for p in method.parts]
     for name in names:
-        if name in (METHOD, OPTIMIZER, FROZEN, SECURE):
+        if name in (METHOD, OPTIMIZER, FROZEN, RESIDUAL, SECURE):
             raise BadInput(f"no part can be called {name!r}, which names a slice; rename it")
         if names.count(name) > 1:
             raise BadInput(f"{name!r} appears twice in the sum; use it once")

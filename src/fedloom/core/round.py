@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.core.aggregation import Accumulator
+from fedloom.core.compression import NONE
 from fedloom.core.frozen import FROZEN
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Down, Plan, Up
@@ -62,6 +63,8 @@ class Round:
         self.cohort = sorted(cohort)
         self._folded: dict[str, Accumulator] = {}
         self._waiting: dict[int, Up | None] = {}
+        self._sent: dict[int, State] = {}
+        """What clients received that have not answered yet, where uploads are changes of it."""
         self._order = iter(self.cohort)
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
@@ -93,13 +96,20 @@ class Round:
             raise LeakError(f"{name} reads single uploads; its part must declare gathers = True")
         return torch.stack([up.state[name][key] for up in self.ups.values()])
 
+    def sends(self, cid: int, state: State) -> None:
+        """Remember what a client receives for as long as its upload needs it."""
+        if self.program.compression != NONE and cid in self.cohort:
+            self._sent[cid] = {METHOD: state.get(METHOD, {})}
+
     def add(self, cid: int, up: Up | None) -> None:
         """Take one client's upload; None: the client did not answer."""
+        sent = self._sent.pop(cid, {})
         if self.masked is not None:
             self._add_masked(cid, up)
             return
         if up is not None:
-            up = replace(up, state=self.program.frozen.put_back(up.state))
+            state = self.program.compression.restored(up.state, sent)
+            up = replace(up, state=self.program.frozen.put_back(state))
         self._waiting[cid] = up
         while self._next is not None and self._next in self._waiting:
             self._fold(self._next, self._waiting.pop(self._next))
@@ -158,6 +168,7 @@ def send(r: Round, cid: int, own: State | None = None) -> Down:
     with naming_hooks(f"on the server for client {cid}, {r.plan}"):
         for part in r.method.parts:
             state |= part.send(r, cid)
+    r.sends(cid, state)
     return Down(r.plan, state if own is None else r.program.frozen.left_out(state))
 
 

@@ -61,6 +61,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "server_tau": ("judged", "small_moves"),
     "aggregation": ("not for sites", "what the server makes of uploads"),
     "secure_aggregation": ("harmless", "masks what leaves; without it, it leaves as it is"),
+    "compression": ("harmless", "the same change in fewer bytes; the rest stays at the site"),
     "hostile": ("not for sites", "made-up attackers, for simulations"),
     "privacy": ("judged", "privacy, least_noise, most_epsilon"),
     "protocol": ("judged", "few_test_rows: whatever it tests, only scores leave"),

@@ -171,6 +171,10 @@ class RunConfig(BaseModel):
         description="mask uploads, so that the server learns only their sum: true, or e.g."
         " 'pairwise(clip=8.0, bits=22)'",
     )
+    compression: Words = Field(
+        "none",
+        description="none, or smaller uploads: quantize(bits=8), top_k(share=0.01)",
+    )
     hostile: Words | None = Field(
         None,
         description="clients that work against the run, e.g. 'sign_flip(share=0.2)', scaled,"
@@ -359,6 +363,7 @@ class RunSettings(TypedDict, total=False):
     server_tau: float | None
     aggregation: str
     secure_aggregation: str | bool | None
+    compression: str
     hostile: str | None
     privacy: str | None
     protocol: str | Protocol

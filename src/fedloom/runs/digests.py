@@ -48,6 +48,7 @@ def first_link(experiment: Experiment) -> str:
         "metrics": config.metrics,
         "secure_aggregation": config.secure_aggregation,
         "privacy": config.privacy,
+        "compression": config.compression,
     }
     settings |= {k: v for k, v in chosen.items() if v != RunConfig.model_fields[k].default}
     return _sha256({**settings, "data": partition.source, "partition": partition.fingerprint})

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from fedloom.core.aggregation import parse_aggregation
+from fedloom.core.compression import parse_compression
 from fedloom.core.hostile import parse_hostile
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
@@ -95,6 +96,7 @@ class Experiment:
             head_epochs=protocol.head_epochs,
             newcomer_epochs=protocol.newcomer_epochs,
             aggregation=parse_aggregation(config.aggregation),
+            compression=parse_compression(config.compression),
             hostile=None if config.hostile is None else parse_hostile(config.hostile),
             secure=(
                 None

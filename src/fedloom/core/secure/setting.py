@@ -7,6 +7,7 @@ from math import ceil
 from typing import ClassVar
 
 from fedloom.core.aggregation import MEAN, Aggregation
+from fedloom.core.compression import NONE, Compression
 from fedloom.core.method import Method
 from fedloom.errors import BadInput
 from fedloom.expression import parse_one, written
@@ -111,7 +112,7 @@ def parse_secure_aggregation(text: str) -> Pairwise:
     return setting
 
 
-def check_hidden(method: Method, aggregation: Aggregation) -> None:
+def check_hidden(method: Method, aggregation: Aggregation, compression: Compression) -> None:
     """Refuse what needs single uploads, by name."""
     for part in method.parts:
         if part.gathers_model or (part.gathers and not part.in_the_clear):
@@ -123,4 +124,9 @@ def check_hidden(method: Method, aggregation: Aggregation) -> None:
         raise BadInput(
             f"aggregation = {str(aggregation)!r} compares single uploads, which secure_aggregation"
             " hides from the server; leave out one of the two"
+        )
+    if compression != NONE:
+        raise BadInput(
+            f"compression = {str(compression)!r} is undone by the server upload by upload, and"
+            " secure_aggregation hides those; leave out one of the two"
         )

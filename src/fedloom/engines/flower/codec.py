@@ -1,6 +1,7 @@
 """Jobs and answers as Flower's records: the only module that knows both.
 
-A state is one ArrayRecord per slice, in numpy's format, so that Flower's own tools can read it.
+A state is one ArrayRecord per slice, in numpy's format, so that Flower's own tools can read it;
+what a site sends may be in zstd's on top (`engines.zstd_arrays`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedloom.core.message import Down, Plan, Up
 from fedloom.core.score import ClientScore
 from fedloom.core.tree import State
 from fedloom.engines.record_names import SCORE, STATE
+from fedloom.engines.zstd_arrays import unpacked
 from fedloom.errors import BadInput
 
 Task = Literal["client", "evaluate", "save"]
@@ -189,10 +191,11 @@ def _array(name: str, value: Tensor, arrays: dict[int, Array]) -> Array:
 def _tensor(array: Array) -> Tensor:
     """A tensor from numpy's format. Not read by numpy, which follows whatever a header says: any
     amount of memory, or another format."""
-    stream = BytesIO(array.data)
+    written = unpacked(array)
+    stream = BytesIO(written)
     header = read_array_header_1_0 if read_magic(stream) == (1, 0) else read_array_header_2_0
     shape, by_columns, kind = header(stream)
-    data = array.data[stream.tell() :]
+    data = written[stream.tell() :]
     if kind.hasobject or len(data) != prod(shape) * kind.itemsize:
         raise BadInput(f"{len(data)} bytes are not {list(shape)} of {kind}")
     read = np.frombuffer(data, kind).reshape(shape, order="F" if by_columns else "C")

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -315,7 +315,11 @@ class Flower(Engine):
         if bounds is None:
             return
         # Replies are compared with each other, so none counts before all have come.
-        replies = {cid: (sent, up) for cid, (sent, up, _) in answers.items()}
+        restored = self._program.compression.restored
+        replies = {
+            cid: (sent, replace(up, state=restored(up.state, sent.down.state)))
+            for cid, (sent, up, _) in answers.items()
+        }
         objections = bounds.objections(replies)
         for cid, (_, up, own) in answers.items():
             if cid in objections:

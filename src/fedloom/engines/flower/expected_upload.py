@@ -97,8 +97,7 @@ class ExpectedUpload:
             _personal(self.program, job.cid, up.state)
             or _difference(up.state, form)
             or _other_frozen(up.state, self._marks.get(self._kind(job), {}))
-            or _not_finite(up.state)
-            or _below_zero(up.state)
+            or _unusable(self.program.compression.restored(up.state, job.down.state))
         )
 
     def objection_to_scores(self, scores: Sequence[ClientScore], ask: Ask | None) -> str:
@@ -187,6 +186,10 @@ def _other_frozen(state: State, expected: Tree) -> str:
         if not torch.equal(mark, expected[place]):
             return "the tensors that nobody trains are others at this site than at the server"
     return ""
+
+
+def _unusable(state: State) -> str:
+    return _not_finite(state) or _below_zero(state)
 
 
 def _not_finite(state: State) -> str:

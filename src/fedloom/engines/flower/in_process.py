@@ -26,6 +26,7 @@ from fedloom.core.site import CPU
 from fedloom.engines.flower.engine import Flower, Line, Roster
 from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.zstd_arrays import squeeze
 
 SITES = "sites"
 """Folder of a run with what its clients keep."""
@@ -78,7 +79,10 @@ class LocalGrid(Grid):
             return []
         message = from_wire(self._waiting.pop(name))
         context = self._contexts[message.metadata.dst_node_id]
-        return [from_wire(to_wire(self.app(message, context)))]
+        reply = self.app(message, context)
+        if reply.has_content():  # as a site's gate does
+            squeeze(reply.content)
+        return [from_wire(to_wire(reply))]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from flwr.app import RecordDict
 
+from fedloom.engines.zstd_arrays import full_bytes
+
 SMALL = 2**20
 """Bytes of a reply without tensors: scores, an introduction, an error."""
 PER_TENSOR = 2048
@@ -19,8 +21,8 @@ def most_bytes(nbytes: int, tensors: int) -> int:
 
 
 def held_bytes(records: RecordDict) -> int:
-    """Of all tensors in a reply, before any is read, and of its texts."""
-    arrays = sum(len(a.data) for tree in records.array_records.values() for a in tree.values())
+    """Of all tensors in a reply once they are unpacked, before any is, and of its texts."""
+    arrays = sum(full_bytes(a) for tree in records.array_records.values() for a in tree.values())
     return arrays + sum(map(_text_bytes, records.config_records.values()))
 
 
