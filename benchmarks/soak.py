@@ -62,7 +62,7 @@ NEEDS_DISK = {"full", "read_only"}
 JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 PATIENCE = 300.0
 """Seconds after which what is waited for hangs."""
-GOES_ON = "go on with: fedloom resume"
+GOES_ON = "fedloom resume"
 
 
 @dataclass
@@ -124,6 +124,7 @@ class Soak:
         self.file = self.folder / "course.json"
         self.course = Course.read(self.file)
         self.log = self.folder / "command.log"
+        self.command: Command | None = None
         self.chance = random.Random(f"{args.seed} {args.engine} {self.course.troubles}")
         self.planned = self._plan(random.Random(f"{args.seed} {args.engine}"))
         self.more = [f"ray_address={args.ray_address}"] if args.engine == "ray" else []
@@ -131,11 +132,11 @@ class Soak:
     def _plan(self, rng: random.Random) -> list[tuple[int, str]]:
         kinds = ["kill"] * self.kills
         for kind, times in OTHERS.items():
-            kinds += [kind] * round(times * self.kills / 100)
+            kinds += [kind] * max(1, round(times * self.kills / 100))
         kinds = [k for k in kinds if self.disk.own or k not in NEEDS_DISK]
         kinds = [k for k in kinds if k != "clock" or CLOCK in os.environ]
         rng.shuffle(kinds)
-        at = sorted(rng.randint(1, self.rounds - 5) for _ in kinds)
+        at = sorted(rng.randint(1, self.rounds - min(30, self.rounds // 4)) for _ in kinds)
         return list(zip(at, kinds, strict=True))
 
     def words(self, out: Path) -> list[str | Path]:
@@ -170,16 +171,21 @@ class Soak:
 
     def troubled(self) -> None:
         """The run with all its troubles."""
+        try:
+            self._troubled()
+        finally:
+            if self.command is not None:
+                self.command.kill()
+
+    def _troubled(self) -> None:
         begun, before = time.monotonic(), self.course.seconds
         rounds = Rounds(self.out)
-        command: Command | None = None
         while self.course.troubles < len(self.planned):
             at, kind = self.planned[self.course.troubles]
-            if command is None:
-                command = self._started(kind)
-            if not self._reached(command, rounds, at):
+            command = self.command = self.command or self._started()
+            if not self._reached(command, rounds, at, at_work=kind != "kill"):
                 self._loses(kind, f"it ended before round {at}: {command.said()}")
-                command = None
+                self.command = None
                 self.course.troubles += 1
                 continue
             time.sleep(self.chance.random() * 0.05)
@@ -190,28 +196,39 @@ class Soak:
                 self._check_left_behind(kind)
                 newest = Checkpoints(self.out / "checkpoints").steps()
                 self.course.again.append(max(0, done - (newest[0] if newest else 0)))
-                command = None
+                self.command = None
             self.course.troubles += 1
             self.course.seconds = before + time.monotonic() - begun
             write_json(self.file, asdict(self.course))
-        command = command or self._started("the end")
+        command = self.command = self.command or self._started()
         if command.wait(PATIENCE) != 0:
             self._loses("the end", f"{command.code}: {command.said()}")
         self.course.seconds = before + time.monotonic() - begun
         write_json(self.file, asdict(self.course))
 
-    def _started(self, next_kind: str) -> Command:
+    def _started(self) -> Command:
         self.course.files.append(len(file_sizes(self.out)))
-        return Command(self.words(self.out), self.log, frugal=next_kind == "memory")
+        return Command(self.words(self.out), self.log)
 
-    def _reached(self, command: Command, rounds: Rounds, at: int) -> bool:
+    def _reached(self, command: Command, rounds: Rounds, at: int, at_work: bool) -> bool:
+        """Whether a round is done; a kill may also hit the start of the command."""
+
+        def there() -> bool:
+            return rounds.count() >= at and (not at_work or self._holder() == command.pid)
+
         end = time.monotonic() + PATIENCE
-        while rounds.count() < at and command.poll() is None:
+        while not there() and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
                 self.course.lost.append(f"it hung before round {at}")
             time.sleep(0.002)
         return command.poll() is None
+
+    def _holder(self) -> int:
+        """The process that has taken the run folder."""
+        with suppress(OSError, ValueError):
+            return int((self.out / "fedloom.pid").read_text())
+        return 0
 
     def _loses(self, kind: str, why: str) -> None:
         self.course.lost.append(f"{kind}: {why[-1500:]}")
@@ -260,8 +277,13 @@ class Soak:
         return self._ends(command, "ctrl_c", 130, "what is done is saved", GOES_ON)
 
     def _full(self, command: Command, rounds: Rounds) -> bool:
-        with self.disk.full():
+        try:
+            while command.poll() is None:  # it also gives room back, where it drops a checkpoint
+                self.disk.fill()
+                time.sleep(0.005)
             return self._ends(command, "full", 1, "fedloom: ", "No space left")
+        finally:
+            self.disk.free()
 
     def _protected(self, command: Command, rounds: Rounds) -> bool:
         folders = [f for f in (self.out, self.out / "checkpoints") if f.exists()]
@@ -279,11 +301,14 @@ class Soak:
         return self._goes_on(command, rounds, "clock")
 
     def _memory(self, command: Command, rounds: Rounds) -> bool:
-        workers = [p.pid for p in self.workers()]
-        pid = self.chance.choice(workers) if workers else command.pid
-        with suppress(ProcessLookupError):
-            now = psutil.Process(pid).memory_info().vms
-            resource.prlimit(pid, resource.RLIMIT_AS, (now, resource.RLIM_INFINITY))
+        if self.engine == "ray":  # whose actors are there already
+            for actor in self.workers():
+                now = actor.memory_info().vms
+                resource.prlimit(actor.pid, resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
+        else:
+            command.kill()
+            who = "worker" if self.engine == "pool" else "main"
+            self.command = command = Command(self.words(self.out), self.log, who)
         return self._ends(command, "memory", 1, "fedloom: ", "memory")
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:

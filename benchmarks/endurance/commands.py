@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import time
@@ -25,18 +26,21 @@ from typing import Any
 import psutil
 
 CAPABILITIES_3 = 0x20080522
-FRUGAL = "FEDLOOM_FRUGAL"
-MMAP_THRESHOLD = -3
-"""Of glibc's `mallopt`."""
+LITTLE = "FEDLOOM_LITTLE_MEMORY"
+MORE = 4 << 20
+"""Bytes that a process with little memory may have beside those it begins with; the stack of one
+thread takes twice as many."""
 
 
 class Command:
     """A `fedloom ...` that runs, or has run, in a session of its own."""
 
-    def __init__(self, words: Sequence[str | Path], log: Path, frugal: bool = False) -> None:
-        """`frugal`: it and its workers ask the system for every tensor's memory, as they do for
-        large ones, so that a limit is felt at once."""
-        self.words, self.log, self.frugal = list(map(str, words)), log, frugal
+    def __init__(
+        self, words: Sequence[str | Path], log: Path, least_memory: str | None = None
+    ) -> None:
+        """`least_memory` is `main` or `worker`: who may have hardly more memory than it begins
+        with."""
+        self.words, self.log, self.least_memory = list(map(str, words)), log, least_memory
         self.code: int | None = None
         """Negative: the signal that ended it."""
         log.unlink(missing_ok=True)
@@ -86,9 +90,10 @@ class Command:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _drop_privileges()
-            if self.frugal:
-                os.environ[FRUGAL] = "1"
-                _ask_for_every_tensor()
+            if self.least_memory == "main":
+                _limit_memory()
+            elif self.least_memory == "worker":
+                os.environ[LITTLE] = "1"
             sys.argv = ["fedloom", *self.words]
             from fedloom.cli import main
 
@@ -114,8 +119,9 @@ def _drop_privileges() -> None:
         ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)())
 
 
-def _ask_for_every_tensor() -> None:
-    ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2048)
+def _limit_memory() -> None:
+    now = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (now + MORE, resource.RLIM_INFINITY))
 
 
 class _WarmProcess(ForkServerProcess):
@@ -128,8 +134,8 @@ class _WarmProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
-        if FRUGAL in os.environ:
-            _ask_for_every_tensor()
+        if LITTLE in os.environ:
+            _limit_memory()
         super().run()
 
 

@@ -6,10 +6,11 @@ import os
 import struct
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CLOCK = "FEDLOOM_CLOCK"
+BALLAST = "ballast"
 
 
 class Disk:
@@ -39,18 +40,20 @@ class Disk:
                 subprocess.run(["cp", "-a", path, kept], check=True)
                 subprocess.run(["umount", path], check=True)
 
-    @contextmanager
-    def full(self) -> Iterator[None]:
-        """Not a byte is left."""
-        ballast = self.path / "ballast"
-        handle = os.open(ballast, os.O_WRONLY | os.O_CREAT)
+    def fill(self) -> None:
+        """Take what is left, to the last byte."""
+        handle = os.open(self.path / BALLAST, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
-            free = os.statvfs(self.path)
-            os.posix_fallocate(handle, 0, free.f_bavail * free.f_bsize)
-            os.close(handle)
-            yield
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while True:
+                        os.write(handle, b"\0" * size)
         finally:
-            ballast.unlink()
+            os.close(handle)
+
+    def free(self) -> None:
+        """Give back what `fill` took."""
+        (self.path / BALLAST).unlink(missing_ok=True)
 
     @contextmanager
     def read_only(self) -> Iterator[None]:

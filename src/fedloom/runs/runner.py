@@ -19,7 +19,7 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, Tree, nbytes
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import CheckpointError, TooFewAnswers
+from fedloom.errors import CheckpointError, TooFewAnswers, naming_lack_of_memory
 from fedloom.files import jsonable
 from fedloom.methods import describe
 from fedloom.record import RoundRecord, Seconds, StepDigests, Summary, load
@@ -124,7 +124,8 @@ class Runner:
     def run(self) -> Summary:
         """Every plan that is left, then the summary."""
         try:
-            self._run_plans()
+            with naming_lack_of_memory("the run's main process"):
+                self._run_plans()
             summary = self.summary()
         except BaseException:
             for watcher in self.watchers:
