@@ -6,7 +6,7 @@
 The targets, the damage and the watch over what happens are those of `tests/reliability/fuzzing.py`,
 of which CI tries a few. An input is lost where it makes a traceback, hangs, executes something, or
 writes elsewhere than in its folder; each that is lost is in the results, and the others go on.
-Inputs are drawn from `--seed` and the target's name, in batches, so that a run which was interrupted
+Inputs are drawn from `--seed` and the target's name, in batches, so that a run that was interrupted
 goes on, and every input can be made again.
 """
 

@@ -381,7 +381,10 @@ def judged(soak: Soak, readings: Sequence[Reading], reference: Path) -> dict[str
         "starts": len(course.files) + 1,
         "seconds": round(course.seconds),
         "grows": slopes(readings),
-        "files_of_troubled_run": {"most": max(course.files), "at_the_end": len(file_sizes(soak.out))},
+        "files_of_troubled_run": {
+            "most": max(course.files),
+            "at_the_end": len(file_sizes(soak.out)),
+        },
         "left_over": left_over(soak.out),
     }
 

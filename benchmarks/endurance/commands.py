@@ -18,6 +18,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import forkserver, util
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -148,18 +149,10 @@ def warm_up(engine: str) -> None:
 
     Nothing is computed here: torch would start threads, and a fork has no use for their locks.
     """
-    import sklearn.datasets
-
-    import fedloom.cli
-    import fedloom.engines.pool
-    import fedloom.launch.start
-    import fedloom.runs.experiment
-    import fedloom.testing
-
-    if engine == "ray":
-        import ray
-
-        import fedloom.engines.ray
+    names = ["sklearn.datasets", "fedloom.cli", "fedloom.launch.start", "fedloom.runs.experiment"]
+    names += ["fedloom.engines.pool", *(["ray", "fedloom.engines.ray"] if engine == "ray" else [])]
+    for name in names:
+        import_module(name)
     if engine != "pool":
         return
     multiprocessing.set_forkserver_preload(["fedloom.engines.pool", "fedloom.testing"])

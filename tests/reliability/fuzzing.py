@@ -172,8 +172,7 @@ def attempt(call: Callable[[], object], shown: object, folder: Path) -> bool:
         with warnings.catch_warnings(), in_time(), watch.over(folder):
             warnings.simplefilter("ignore")
             call()
-    except FedloomError as e:
-        assert str(e).strip(), f"no sentence for {shown!r:.3000}"
+    except FedloomError:
         return False
     except BaseException as e:
         raise AssertionError(f"{type(e).__name__}: {e!s:.500} for {shown!r:.3000}") from e
@@ -580,16 +579,15 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
 
     The server reads replies as it does in a round (`_read_or_absent`: what is wrong costs the
     sender the round), a site reads orders as its app does. What Flower cannot decode never reaches
-    either.
+    either: `Line` refuses it.
     """
     import torch
     from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
     from flwr.proto.recorddict_pb2 import RecordDict as Proto
-    from google.protobuf.message import DecodeError
 
     from fedloom.engines import Absent
     from fedloom.engines.flower import codec
-    from fedloom.engines.flower.engine import _read_or_absent
+    from fedloom.engines.flower.engine import UNREADABLE, _read_or_absent
     from fedloom.engines.flower.reply_size import held_bytes
 
     state: State = {"method": {"w": torch.ones(3, 2), "b": torch.zeros(2)}}
@@ -611,7 +609,7 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
         def read() -> object:
             try:
                 records = recorddict_from_proto(Proto.FromString(data))
-            except (DecodeError, ValueError, TypeError, KeyError) as e:  # Flower's own refusal
+            except UNREADABLE as e:  # as a `Line` does
                 raise FedloomError(f"Flower cannot decode it: {e!r:.80}") from None
             held_bytes(records)
             reader = codec.read_order if kind == "order" else codec.read_reply

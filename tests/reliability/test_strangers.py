@@ -26,9 +26,7 @@ from fedloom.files import read_regular, read_toml, write_atomic
 from fedloom.methods import parse_method
 from fedloom.report.page import report
 from fedloom.runs.checkpoint import Checkpoints
-from fedloom.runs.client_models import card_of
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.serving.model import PersonalModel
 
