@@ -3,7 +3,6 @@
     python benchmarks/soak.py --engine inline            2,000 rounds, 100 kills
     python benchmarks/soak.py --engine pool --rounds 300 --kills 20
     python benchmarks/soak.py --engine ray               in a network of its own, as Ray reaches out
-    python benchmarks/soak.py --engine deployment        real Flower processes; see soak_deployment
 
 An engine whose soak was interrupted goes on where it was (its folder is `--scratch`). In the run,
 at random rounds drawn from `--seed`: `kill -9` (of the command, and of workers), SIGTERM, Ctrl-C, a
@@ -357,15 +356,15 @@ def left_over(out: Path) -> list[str]:
     return sorted(hidden)
 
 
-def saved(engine: str, found: dict[str, Any]) -> None:
+def saved(engine: str, found: dict[str, Any], file: Path) -> None:
     """Put an engine's result among the others'."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    with FileLock(f"{RESULTS}.lock"):
-        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"engines": {}}
+    lock = file.with_suffix(".lock")
+    with FileLock(lock):
+        results = json.loads(file.read_text()) if file.exists() else {"engines": {}}
         results["engines"][engine] = found
         results |= {"settings": SETTINGS, "versions": current_versions()}
-        write_json(RESULTS, results)
-    os.unlink(f"{RESULTS}.lock")
+        write_json(file, results)
+    lock.unlink(missing_ok=True)
 
 
 def judged(soak: Soak, readings: Sequence[Reading], reference: Path) -> dict[str, Any]:
@@ -470,13 +469,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))
     args = parser.parse_args()
-    if args.engine == "deployment":
-        import soak_deployment
-
-        saved("deployment", soak_deployment.soak(args))
-        return
     again_with_a_clock(args)
     if args.engine == "ray":
         raise_loopback()
@@ -488,7 +483,7 @@ def main() -> None:
         soak.troubled()
         found = judged(soak, readings, soak.folder / "alone")
     print(json.dumps(found, indent=1))
-    saved(args.engine, found)
+    saved(args.engine, found, args.results)
 
 
 if __name__ == "__main__":

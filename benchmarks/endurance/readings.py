@@ -64,7 +64,9 @@ def slopes(readings: Sequence[Reading]) -> dict[str, Any]:
     for name in ("memory_MB", "workers_MB", "handles", "files", "folder_MB"):
         y = np.array([np.mean([rows[i][name] for i in block]) for block in blocks])
         line = stats.linregress(t, y)
-        half = float(stats.t.ppf(0.975, BLOCKS - 2)) * float(line.stderr)
+        half = 0.0  # of what never changes
+        if y.std():
+            half = float(stats.t.ppf(0.975, BLOCKS - 2)) * float(line.stderr)
         found[name] = {
             "mean": round(float(y.mean()), 3),
             "per_1000_rounds": round(float(line.slope), 4),
