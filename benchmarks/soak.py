@@ -4,13 +4,14 @@
     python benchmarks/soak.py --engine pool --rounds 300 --kills 20
     python benchmarks/soak.py --engine ray               in a network of its own, as Ray reaches out
 
-An engine whose soak was interrupted goes on where it was (its folder is `--scratch`). In the run,
-at random rounds drawn from `--seed`: `kill -9` (of the command, and of workers), SIGTERM, Ctrl-C, a
-full disk, a folder that becomes read-only, a disk that is read-only, a clock that jumps by days and
-years, a worker out of memory. After each the run goes on by `fedloom resume`. What has to hold: the
-process ends as it should, with a sentence and no traceback; no process stays behind; at the end the
-journal has every round once, and ledger, digests and states are those of the run that was left
-alone, byte for byte. Memory, open handles and files of that run are read all the while.
+A soak that was interrupted, or had its `--minutes`, goes on where it was (in `--scratch`), and its
+result is of the rounds that it has reached. At random rounds drawn from `--seed` there is a
+`kill -9` (of the command, and of workers), SIGTERM, Ctrl-C, a full disk, a folder that becomes
+read-only, a disk that is read-only, a clock that jumps by days and years, or too little memory;
+then the run goes on by `fedloom resume`. What has to hold: the process ends as it should, with a
+sentence and no traceback; no process stays behind; the journal has every round once, and ledger,
+digests and states are those of the run that was left alone, byte for byte. Memory, open handles and
+files of that run are read all the while.
 
 As root, the run folder is a small file system of its own; otherwise the disk is neither full nor
 read-only, and the result says so. Results: `benchmarks/results/soak.json`.
@@ -39,6 +40,7 @@ from endurance.places import CLOCK, Disk, clock_file, library, protected, set_cl
 from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
 
+from fedloom.core.digest import digest
 from fedloom.files import write_json
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.folder import current_versions
@@ -62,6 +64,8 @@ JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 PATIENCE = 300.0
 """Seconds after which what is waited for hangs."""
 GOES_ON = "fedloom resume"
+UNFELT = 50
+"""Rounds after which a limit of memory has no effect: what was freed before suffices."""
 
 
 @dataclass
@@ -117,7 +121,7 @@ class Soak:
 
     def __init__(self, args: argparse.Namespace, disk: Disk, workers: Callable[[], list[Any]]):
         self.engine, self.rounds, self.kills = args.engine, args.rounds, args.kills
-        self.disk, self.workers = disk, workers
+        self.minutes, self.disk, self.workers = args.minutes, disk, workers
         self.out = disk.path / "run"
         self.folder: Path = args.scratch / args.engine
         self.file = self.folder / "course.json"
@@ -179,7 +183,8 @@ class Soak:
     def _troubled(self) -> None:
         begun, before = time.monotonic(), self.course.seconds
         rounds = Rounds(self.out)
-        while self.course.troubles < len(self.planned):
+        end = begun + self.minutes * 60
+        while self.course.troubles < len(self.planned) and time.monotonic() < end:
             at, kind = self.planned[self.course.troubles]
             command = self.command = self.command or self._started()
             if not self._reached(command, rounds, at, at_work=kind != "kill"):
@@ -200,7 +205,10 @@ class Soak:
             self.course.seconds = before + time.monotonic() - begun
             write_json(self.file, asdict(self.course))
         command = self.command = self.command or self._started()
-        if command.wait(PATIENCE) != 0:
+        if command.wait(max(1.0, end - time.monotonic())) is None:  # the next soak goes on
+            command.signal(signal.SIGTERM)
+            command.wait(PATIENCE)
+        elif command.code:
             self._loses("the end", f"{command.code}: {command.said()}")
         self.course.seconds = before + time.monotonic() - begun
         write_json(self.file, asdict(self.course))
@@ -308,6 +316,13 @@ class Soak:
             command.kill()
             who = "worker" if self.engine == "pool" else "main"
             self.command = command = Command(self.words(self.out), self.log, who)
+        start = rounds.count()
+        while command.poll() is None and rounds.count() < start + UNFELT:
+            time.sleep(0.01)
+        if command.poll() is None:
+            command.kill()
+            self.course.tries("memory, not felt")
+            return True
         return self._ends(command, "memory", 1, "fedloom: ", "memory")
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:
@@ -325,29 +340,33 @@ class Soak:
 # ---------------------------------------------------------------------- the judgement
 
 
-def lines_of(out: Path) -> list[dict[str, Any]]:
-    """The journal without what a clock said."""
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+def lines_of(out: Path, end: int | None = None) -> list[dict[str, Any]]:
+    """The journal, up to so many bytes, without what a clock said."""
+    lines = map(json.loads, (out / "metrics.jsonl").read_bytes()[:end].splitlines())
     return [{k: v for k, v in line.items() if k not in ("seconds", "activities")} for line in lines]
 
 
-def compared(out: Path, alone: Path, rounds: int) -> dict[str, bool]:
-    """A run that had trouble with one that had none."""
-    one, other = (json.loads((p / "summary.json").read_text()) for p in (out, alone))
-    mine = lines_of(out)
-    return {
-        "every round once": [r["step"] for r in mine] == list(range(len(mine)))
-        and len({r["round"] for r in mine if r["kind"] == "train"}) == rounds,
-        "journal": mine == lines_of(alone),
+def compared(out: Path, alone: Path) -> dict[str, bool]:
+    """A run that had trouble, as far as its newest checkpoint, with one that had none."""
+    newest, _ = Checkpoints(out / "checkpoints").load_latest()
+    mine, other = lines_of(out, newest.journal_bytes), lines_of(alone)
+    ends = {name: newest.extra[f"{name}_bytes"] for name in ("ledger", "digests")}
+    course = [json.loads(line) for line in (alone / "digests.jsonl").read_text().splitlines()]
+    same = {
+        "every round once": [r["step"] for r in mine] == list(range(newest.step)),
+        "journal": mine == other[: newest.step],
         **{
-            f"{name}, byte for byte": (out / f"{name}.jsonl").read_bytes()
-            == (alone / f"{name}.jsonl").read_bytes()
-            for name in ("ledger", "digests")
+            f"{name}, byte for byte": (out / f"{name}.jsonl").read_bytes()[:end]
+            == (alone / f"{name}.jsonl").read_bytes()[:end]
+            for name, end in ends.items()
         },
-        "state_sha256": one["state_sha256"] == other["state_sha256"],
-        "digest": one["digest"] == other["digest"],
-        "totals": all(one[k] == other[k] for k in ("bytes_up", "bytes_down", "rounds")),
+        "the server's state": digest(newest.server) == course[newest.step - 1]["server_after"],
     }
+    if (out / "summary.json").exists():
+        one, two = (json.loads((p / "summary.json").read_text()) for p in (out, alone))
+        keys = ("state_sha256", "digest", "bytes_up", "bytes_down", "rounds")
+        same |= {key: one[key] == two[key] for key in keys}
+    return same
 
 
 def left_over(out: Path) -> list[str]:
@@ -372,10 +391,11 @@ def judged(soak: Soak, readings: Sequence[Reading], reference: Path) -> dict[str
     course = soak.course
     return {
         "rounds": soak.rounds,
+        "reached": Checkpoints(soak.out / "checkpoints").steps()[0],
         "tried": dict(sorted(course.tried.items())),
         "not_tried": [] if soak.disk.own else sorted(NEEDS_DISK),
         "lost": course.lost,
-        "same": compared(soak.out, reference, soak.rounds),
+        "same": compared(soak.out, reference),
         "rounds_again": {"most": max(course.again, default=0), "all": sum(course.again)},
         "starts": len(course.files) + 1,
         "seconds": round(course.seconds),
@@ -469,6 +489,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=1e4, help="of trouble; go on later")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))
     args = parser.parse_args()

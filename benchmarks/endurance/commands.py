@@ -28,9 +28,6 @@ import psutil
 
 CAPABILITIES_3 = 0x20080522
 LITTLE = "FEDLOOM_LITTLE_MEMORY"
-MORE = 4 << 20
-"""Bytes that a process with little memory may have beside those it begins with; the stack of one
-thread takes twice as many."""
 
 
 class Command:
@@ -39,8 +36,7 @@ class Command:
     def __init__(
         self, words: Sequence[str | Path], log: Path, least_memory: str | None = None
     ) -> None:
-        """`least_memory` is `main` or `worker`: who may have hardly more memory than it begins
-        with."""
+        """`least_memory` is `main` or `worker`: who gets no more memory than it begins with."""
         self.words, self.log, self.least_memory = list(map(str, words)), log, least_memory
         self.code: int | None = None
         """Negative: the signal that ended it."""
@@ -122,7 +118,7 @@ def _drop_privileges() -> None:
 
 def _limit_memory() -> None:
     now = psutil.Process().memory_info().vms
-    resource.setrlimit(resource.RLIMIT_AS, (now + MORE, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
 
 
 class _WarmProcess(ForkServerProcess):
