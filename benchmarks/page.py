@@ -403,11 +403,77 @@ def uploads() -> str:
     return rows(["data", "method", *(f"`{c}`" for c in columns)], body)
 
 
+TROUBLES = {
+    "kill": "`kill -9`",
+    "kill, of a worker": "of them of a worker",
+    "term": "SIGTERM",
+    "ctrl_c": "Ctrl-C",
+    "full": "full disk",
+    "protected": "folder made read-only",
+    "read_only": "read-only disk",
+    "clock": "clock set wrong",
+    "memory": "out of memory",
+}
+
+
+def soak() -> str:
+    """Troubles by engine, and what grows."""
+    engines = read("soak")["engines"]
+    body, grown = [], []
+    for name, r in engines.items():
+        tried = [f"{TROUBLES.get(kind, kind)} {times}" for kind, times in r["tried"].items()]
+        same = all(r["same"].values())
+        reached = r.get("reached", r["rounds"])
+        body.append(
+            [
+                f"`{name}`",
+                f"{reached:,}" + ("" if reached >= r["rounds"] else f" of {r['rounds']:,}"),
+                ", ".join(tried),
+                str(len(r["lost"])),
+                "yes" if same else "**no**",
+                str(r["rounds_again"]["most"]) if "rounds_again" in r else "",
+            ]
+        )
+        for what, line in r.get("grows", {}).items():
+            low, high = line["interval"]
+            grown.append(
+                [
+                    f"`{name}`",
+                    what.replace("_", ", "),
+                    f"{line['mean']:.1f}",
+                    f"{line['per_1000_rounds']:.2f} ({low:.2f} to {high:.2f})",
+                ]
+            )
+    head = ["engine", "rounds", "tried", "lost", "bytes of the run left alone", "most rounds again"]
+    table = rows(head, body)
+    if not grown:
+        return table
+    return f"{table}\n\n{rows(['engine', 'what', 'mean', 'more after 1,000 rounds'], grown)}"
+
+
+def fuzz() -> str:
+    """Inputs by target."""
+    targets = read("fuzz")["targets"]
+    body = [
+        [
+            name,
+            f"{r['tried']:,}",
+            f"{r['refused']:,}",
+            f"{r['tried'] - r['lost']:,}",
+            f"{r['lost']}",
+        ]
+        for name, r in targets.items()
+    ]
+    total = [sum(r[key] for r in targets.values()) for key in ("tried", "refused", "lost")]
+    body.append(["all", *(f"{n:,}" for n in (*total[:2], total[0] - total[2], total[2]))])
+    return rows(["input", "tried", "of them refused", "held", "lost"], body)
+
+
 PLACES = {
     "leaks.md": {"leaks": leaks},
     "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
     "advise.md": {"advised": advised},
-    "reliability.md": {"hostile": hostile},
+    "reliability.md": {"hostile": hostile, "soak": soak, "fuzz": fuzz},
     "uploads.md": {"uploads": uploads},
     "encoders.md": {"encoder": encoder},
     "performance.md": {

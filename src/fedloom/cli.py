@@ -30,11 +30,14 @@ from fedloom.deploy.operations.cli import dossier, purge
 from fedloom.errors import (
     BadInput,
     CheckpointError,
+    DiskError,
     FedloomError,
     HookError,
+    OutOfMemory,
     RunFolderError,
     TooFewClients,
     WorkerLost,
+    naming_lack_of_memory,
     suggestion,
 )
 from fedloom.extensions import load_extensions
@@ -829,7 +832,8 @@ def main() -> None:
     if "--debug" in sys.argv:  # wherever it stands; click wants it before the command
         sys.argv = [sys.argv[0], "--debug", *(word for word in sys.argv[1:] if word != "--debug")]
     try:
-        app()
+        with naming_lack_of_memory("fedloom"):
+            app()
     except FedloomError as e:
         if before_command.debug:
             traceback.print_exc()
@@ -906,7 +910,7 @@ def _stoppable(folder: str, again: str = "", log: str | None = None) -> Iterator
         how = f"what is done is saved; go on with: {again}" if begun else "nothing was done yet"
         _note(f"stopped; {how}")
         sys.exit(130)
-    except (WorkerLost, TooFewClients, CheckpointError) as e:
+    except (WorkerLost, TooFewClients, CheckpointError, DiskError, OutOfMemory) as e:
         raise type(e)(f"{e}; to go on: {again}") from None
 
 

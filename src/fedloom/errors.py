@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from errno import ENOMEM
 
 
 class FedloomError(Exception):
@@ -53,6 +54,14 @@ class WorkerLost(FedloomError):
     """A worker process, here or on a cluster, ended without an answer."""
 
 
+class DiskError(FedloomError):
+    """What a run has to write down cannot be written: the disk is full, or was made read-only."""
+
+
+class OutOfMemory(FedloomError):
+    """A process of a run asked for more memory than it may have."""
+
+
 class TooFewClients(FedloomError):
     """A round that fewer clients answered than it needs."""
 
@@ -76,6 +85,33 @@ class CheckpointError(FedloomError):
 
 class RunFolderError(FedloomError):
     """A run folder that is in use, already holds a run, or holds none."""
+
+
+@contextmanager
+def naming_lack_of_memory(where: str) -> Iterator[None]:
+    """Raise `OutOfMemory` where the system refuses memory inside; `where` says who was at what."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as e:
+        if not lacks_memory(e):
+            raise
+        raise OutOfMemory(
+            f"{where} is out of memory; give the machine more, or the run fewer workers or smaller"
+            " batches"
+        ) from None
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Did the system refuse memory? torch says so in a RuntimeError."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == ENOMEM
+    said = str(error)
+    return isinstance(error, RuntimeError) and any(words in said for words in _NO_MEMORY)
+
+
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "bad_alloc")
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:

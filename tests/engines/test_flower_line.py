@@ -12,6 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
+from fedloom.engines import Absent
 from fedloom.engines.flower import engine
 from fedloom.engines.flower.engine import LEEWAY, Line
 from fedloom.engines.flower.in_process import LocalGrid
@@ -73,3 +74,31 @@ def test_a_message_outlives_the_wait_for_its_answer() -> None:
     grid = Silent()
     list(Line(grid, deadline=0.1, poll=0.01).exchange(MessageType.TRAIN, {1000: RecordDict()}))
     assert [message.metadata.ttl for message in grid.sent] == [0.1 + LEEWAY]
+
+
+class Garbled(LocalGrid):
+    """Node 1001 sends parts that do not fit together: Flower raises whenever it is to read them."""
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        replies = list(super().pull_messages(message_ids))
+        if any(reply.metadata.src_node_id == 1001 for reply in replies):
+            raise ValueError("Unexpected set of `children`")
+        return replies
+
+
+def test_a_reply_that_flower_cannot_read_costs_its_sender_the_round_alone() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        return Message(RecordDict(), reply_to=message)
+
+    asked = {node: RecordDict() for node in (1000, 1001, 1002)}
+    replies = dict(Line(Garbled(app, 3), poll=0.01).exchange(MessageType.TRAIN, asked))
+    garbled = replies.pop(1001)
+    assert isinstance(garbled, Absent)
+    assert garbled.why == (
+        "its reply was refused: Flower cannot read it (ValueError: Unexpected set of `children`)"
+    )
+    assert all(isinstance(reply, RecordDict) for reply in replies.values())
+    assert sorted(replies) == [1000, 1002]

@@ -356,6 +356,31 @@ def test_a_round_torn_while_it_is_written_down_is_done_again(
     assert_same_run(out, straight)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="files are limited by RLIMIT_FSIZE")
+def test_a_disk_that_takes_no_more_is_one_sentence_and_nothing_is_lost(
+    straight: Path, tmp_path: Path
+) -> None:
+    """No file may grow beyond 40 KB, which a journal reaches after some rounds: the system refuses
+    the rest of the line, as it does where a disk is full."""
+    import resource
+
+    out, limits = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+    try:
+        done = fedloom("run", *FLAGS, "--out", out, "-q")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.code == 1
+    assert "Traceback" not in done.err
+    (said,) = done.err.splitlines()
+    assert said.startswith(f"fedloom: cannot write {out}")
+    assert "(File too large); what was saved before is intact" in said
+    assert said.endswith(f"to go on: fedloom resume {out}")
+    assert 0 < rounds_done(out) < ROUNDS
+    assert fedloom("resume", out, "-q").code == 0
+    assert_same_run(out, straight)
+
+
 def test_changed_data_are_not_gone_on_with(tmp_path: Path) -> None:
     table = tmp_path / "own.csv"
     rows = [f"{i % 7},{i % 5},{'ab'[i % 2]}" for i in range(60)]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from fuzzing import saved_model
 from test_bad_input import contents
 
 from fedloom import federate, load, resume, run
@@ -25,9 +26,7 @@ from fedloom.files import read_regular, read_toml, write_atomic
 from fedloom.methods import parse_method
 from fedloom.report.page import report
 from fedloom.runs.checkpoint import Checkpoints
-from fedloom.runs.client_models import card_of
 from fedloom.runs.config import RunConfig
-from fedloom.runs.experiment import Experiment
 from fedloom.runs.ledger import Account
 from fedloom.serving.model import PersonalModel
 
@@ -373,17 +372,6 @@ def test_an_archive_larger_than_the_memory_is_not_unpacked(tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------------- models
-
-
-def saved_model(folder: Path) -> Path:
-    """A site's model as it is saved after a run, of digits."""
-    data = federate(load("digits"), "iid", 1)
-    config = RunConfig.checked({"method": "fedper", "model": "mlp(hidden=[8])", "clients": 1})
-    experiment = Experiment.build(config, data=data)
-    state = {"model": experiment.program.nets[0].tree()}
-    card = card_of(experiment, data, state, cid=0, holder=0, name="a", moment="received", number=3)
-    PersonalModel.of(experiment.program, state, card).save(folder)
-    return folder
 
 
 def card_with(folder: Path, right_digest: bool = True, **changes: Any) -> None:

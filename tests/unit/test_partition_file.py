@@ -79,6 +79,13 @@ def test_what_is_no_partition_is_refused(text):
         Partition.from_json(text)
 
 
+@pytest.mark.parametrize(("key", "value"), [("source", {}), ("source", [0]), ("recipe", "iid")])
+def test_what_a_partition_says_of_itself_has_its_kind(partition, key, value):
+    saved = {**json.loads(partition.to_json()), key: value}
+    with pytest.raises(BadInput, match="not a partition"):
+        Partition.from_json(json.dumps(saved))
+
+
 @pytest.mark.parametrize("rows", [[-1], [0.5], ["0"], [True]])
 def test_rows_must_be_whole_numbers(partition, rows):
     saved = {**json.loads(partition.to_json()), "shared": {"test": rows}}

@@ -13,7 +13,7 @@ from types import FrameType
 from fedloom.core.hooks import hooks
 from fedloom.core.phase import Phase
 from fedloom.core.term import Term
-from fedloom.errors import FedloomError, HookError
+from fedloom.errors import FedloomError, HookError, lacks_memory
 
 
 @contextmanager
@@ -25,6 +25,8 @@ def naming_hooks(where: str) -> Iterator[None]:
     except FedloomError:
         raise
     except Exception as error:
+        if lacks_memory(error):  # no fault of the hook's
+            raise
         frames = [frame for frame, _ in walk_tb(error.__traceback__)]
         names = [name for frame in frames if (name := _hook_of(frame))]
         if not names:

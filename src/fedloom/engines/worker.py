@@ -22,7 +22,7 @@ from fedloom.engines import Job
 from fedloom.engines.blocks import Blocks
 from fedloom.engines.bundle import opened
 from fedloom.engines.pipe_codec import receive, send
-from fedloom.errors import FedloomError
+from fedloom.errors import FedloomError, OutOfMemory, lacks_memory
 from fedloom.extensions import load_extensions
 
 log = logging.getLogger("fedloom")
@@ -90,6 +90,11 @@ class RemoteTraceback(Exception):
 
 def failure(error: Exception) -> dict[str, Any]:
     """Describes an error that is being handled; sent in place of answers."""
+    if lacks_memory(error):
+        error = OutOfMemory(
+            "a worker process is out of memory; give the machine more, or the run fewer workers or"
+            " smaller batches"
+        )
     trace = traceback.format_exc()
     arguments = [str(argument) for argument in error.args]
     return {

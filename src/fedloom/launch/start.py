@@ -20,7 +20,7 @@ from fedloom.runs.config import RunConfig, RunSettings
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunFolder, RunPaths
 from fedloom.runs.given import Given, rebuilt
-from fedloom.runs.journal import read_record, read_records
+from fedloom.runs.journal import naming_disk, read_record, read_records
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
 from fedloom.runs.stored import check_same_data, difference, read_config, write_data_path
@@ -104,11 +104,12 @@ def start(
     if out is None:
         return _finish(Runner(experiment, engine, None, [*recorder, *watchers]), recorder)
     with RunFolder.create(out, overwrite) as folder:
-        experiment.data.partition.save(folder.partition)
-        folder.write_versions()
-        write_data_path(experiment.config, folder)
-        # Last: a folder with a configuration is a run that can be resumed.
-        write_json(folder.config, experiment.config.model_dump())
+        with naming_disk(folder.path):
+            experiment.data.partition.save(folder.partition)
+            folder.write_versions()
+            write_data_path(experiment.config, folder)
+            # Last: a folder with a configuration is a run that can be resumed.
+            write_json(folder.config, experiment.config.model_dump())
         return _finish(Runner(experiment, engine, folder, [*recorder, *watchers]), recorder)
 
 

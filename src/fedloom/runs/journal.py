@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
-from fedloom.errors import BadInput, RunFolderError
+from fedloom.errors import BadInput, DiskError, RunFolderError
 from fedloom.files import (
     jsonable,
     open_to_append,
@@ -60,8 +61,9 @@ class Journal:
 
     def append_line(self, line: bytes) -> None:
         """`append` for a record that is a line already."""
-        self._file.write(line)
-        self._file.flush()
+        with naming_disk(self.path):
+            self._file.write(line)
+            self._file.flush()
 
     def position(self) -> int:
         """Bytes written so far: always the end of a line."""
@@ -69,8 +71,9 @@ class Journal:
 
     def sync(self) -> int:
         """Make all lines survive a power cut, as before a checkpoint; returns `position`."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        with naming_disk(self.path):
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return self.position()
 
     def truncate(self, to_bytes: int) -> None:
@@ -90,7 +93,8 @@ class Journal:
 
     def close(self) -> None:
         """Close the file; what was appended stays."""
-        self._file.close()
+        with suppress(OSError):  # of a line that was refused before, and is not tried again
+            self._file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -101,6 +105,18 @@ class Journal:
     def _cut(self, to_bytes: int) -> None:
         self._file.truncate(to_bytes)
         self._file.seek(to_bytes)  # appending needs no seek, but `position` does
+
+
+@contextmanager
+def naming_disk(path: Path) -> Iterator[None]:
+    """A disk that refuses what is written inside becomes a sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {path} ({error.strerror or error}); what was saved before is intact: see"
+            " to the disk"
+        ) from None
 
 
 def line_of(record: object) -> bytes:
@@ -148,7 +164,8 @@ def read_record(path: Path, kind: type[Kept]) -> Kept:
 
 def write_record(path: Path, record: object) -> None:
     """A file of one record."""
-    write_json(path, dump(record))
+    with naming_disk(path):
+        write_json(path, dump(record))
 
 
 def _parsed(kind: type[Kept], data: bytes, where: str) -> Kept:

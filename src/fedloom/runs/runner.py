@@ -22,7 +22,12 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, Tree
 from fedloom.engines import Absent, Engine, Job
-from fedloom.errors import CheckpointError, NotUnmasked, TooFewAnswers
+from fedloom.errors import (
+    CheckpointError,
+    NotUnmasked,
+    TooFewAnswers,
+    naming_lack_of_memory,
+)
 from fedloom.files import jsonable
 from fedloom.methods import describe
 from fedloom.record import PrivacySpent, RoundRecord, Seconds, StepDigests, Summary, load
@@ -145,7 +150,8 @@ class Runner:
     def run(self) -> Summary:
         """Every plan that is left, then the summary."""
         try:
-            self._run_plans()
+            with naming_lack_of_memory("the run's main process"):
+                self._run_plans()
             summary = self.summary()
         except BaseException:
             for watcher in self.watchers:

@@ -156,6 +156,8 @@ class Partition:
             saved = parse_json(text)
             if saved["format"] != FORMAT:
                 raise ValueError(saved["format"])
+            if type(saved["source"]) is not str or type(saved["recipe"]) is not dict:
+                raise ValueError("it does not say of what data and how it was made")
             maps = saved["label_maps"]
             partition = cls(
                 clients=tuple(ClientRows(*map(_rows, client)) for client in saved["clients"]),

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from flwr.app import Array, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
+from google.protobuf.message import DecodeError
 
 from fedloom.core.data import Federation, data_of
 from fedloom.core.digest import digest, receipt
@@ -63,6 +64,10 @@ RESTART_CHECK_SECONDS = 5.0
 """Between two looks for nodes that were restarted."""
 
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError, DecodeError)
+"""What Flower raises at a reply whose parts do not fit together."""
+
+
 class Line:
     """Sends messages over a grid and collects the replies, within a deadline."""
 
@@ -98,13 +103,13 @@ class Line:
         yield from ((n, NOT_ACCEPTED) for n in set(nodes) - set(waiting.values()))
         starts, next_check = self.starts(), time.monotonic() + RESTART_CHECK_SECONDS
         while waiting and time.monotonic() < end:
-            replies = list(self.grid.pull_messages(list(waiting)))
-            for reply in replies:
-                # For a node that is gone the link writes an error, which names only the message.
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, _content(reply, limits[node])
-            if waiting and not replies:
+            before = len(waiting)
+            for message_id in list(waiting):
+                if (reply := self._pulled(message_id)) is not None:
+                    node = waiting.pop(message_id)
+                    content = reply if isinstance(reply, Absent) else _content(reply, limits[node])
+                    yield node, content
+            if waiting and len(waiting) == before:
                 with timed("waiting"):
                     time.sleep(self.poll)
             if waiting and time.monotonic() > next_check:
@@ -113,6 +118,15 @@ class Line:
                     yield waiting.pop(message_id), Absent(RESTARTED)
         for node in waiting.values():
             yield node, Absent(f"no answer within {seconds:g} s")
+
+    def _pulled(self, message_id: str) -> Message | Absent | None:
+        """The reply to a message, if it is there; for a node that is gone the link writes an error.
+        Each is asked for by itself: one that Flower cannot put together raises, and would take with
+        it all that came in the same answer."""
+        try:
+            return next(iter(self.grid.pull_messages([message_id])), None)
+        except UNREADABLE as e:
+            return _refused(f"Flower cannot read it ({type(e).__name__}: {e})")
 
     def starts(self) -> dict[int, str]:
         """When every node was last started, where the grid knows."""

@@ -1,0 +1,1 @@
+"""What `soak.py` needs: processes to get into trouble, a disk that fills up, a clock that jumps."""

@@ -1,0 +1,161 @@
+"""`fedloom` as processes that start at once: forked from one that has imported all of it.
+
+A soak starts its command hundreds of times, and importing torch takes longer than the rounds in
+between. Workers of the pool are forked in the same way, from a process of their own. Whatever a
+process does after its imports is what it does for a user.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
+from multiprocessing import forkserver, util
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+CAPABILITIES_3 = 0x20080522
+LITTLE = "FEDLOOM_LITTLE_MEMORY"
+
+
+class Command:
+    """A `fedloom ...` that runs, or has run, in a session of its own."""
+
+    def __init__(
+        self, words: Sequence[str | Path], log: Path, least_memory: str | None = None
+    ) -> None:
+        """`least_memory` is `main` or `worker`: who gets no more memory than it begins with."""
+        self.words, self.log, self.least_memory = list(map(str, words)), log, least_memory
+        self.code: int | None = None
+        """Negative: the signal that ended it."""
+        log.unlink(missing_ok=True)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._perform()
+        self.process = psutil.Process(self.pid)
+
+    def poll(self) -> int | None:
+        """Its exit code; None while it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, seconds: float) -> int | None:
+        """Its exit code; None where it still runs after so many seconds."""
+        end = time.monotonic() + seconds
+        while self.poll() is None and time.monotonic() < end:
+            time.sleep(0.01)
+        return self.code
+
+    def signal(self, number: int, group: bool = False) -> None:
+        """To it alone, or to all of its session, as a terminal does."""
+        with suppress(ProcessLookupError):
+            (os.killpg if group else os.kill)(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        while self.poll() is None:
+            time.sleep(0.002)
+
+    def said(self) -> str:
+        """Standard output and errors."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def _perform(self) -> None:
+        code = 1
+        try:
+            os.setsid()
+            out = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            for handle in (1, 2):
+                os.dup2(out, handle)
+            os.close(out)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            _drop_privileges()
+            if self.least_memory == "main":
+                _limit_memory()
+            elif self.least_memory == "worker":
+                os.environ[LITTLE] = "1"
+            sys.argv = ["fedloom", *self.words]
+            from fedloom.cli import main
+
+            main()
+            code = 0
+        except SystemExit as e:
+            code = e.code if isinstance(e.code, int) else int(e.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with suppress(BaseException):
+                util._exit_function()  # type: ignore[attr-defined]  # joins or ends workers
+                atexit._run_exitfuncs()
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _drop_privileges() -> None:
+    """Root minds a file's permissions as anybody does."""
+    if os.geteuid() == 0:
+        head = (ctypes.c_uint32 * 2)(CAPABILITIES_3, 0)
+        ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)())
+
+
+def _limit_memory() -> None:
+    now = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
+
+
+class _WarmProcess(ForkServerProcess):
+    """Has the environment of the process that starts it, as if it were spawned."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._environment = dict(os.environ)
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        if LITTLE in os.environ:
+            _limit_memory()
+        super().run()
+
+
+class _WarmContext(ForkServerContext):
+    Process = _WarmProcess
+
+
+def warm_up(engine: str) -> None:
+    """Import everything, here and in the process that workers are forked from.
+
+    Nothing is computed here: torch would start threads, and a fork has no use for their locks.
+    """
+    names = ["sklearn.datasets", "fedloom.cli", "fedloom.launch.start", "fedloom.runs.experiment"]
+    names += ["fedloom.engines.pool", *(["ray", "fedloom.engines.ray"] if engine == "ray" else [])]
+    for name in names:
+        import_module(name)
+    if engine != "pool":
+        return
+    multiprocessing.set_forkserver_preload(["fedloom.engines.pool", "fedloom.testing"])
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    server.ensure_running()
+    server.ensure_running = lambda: None  # it runs, though it is no child of the commands
+    context_of, warm = multiprocessing.get_context, _WarmContext()
+    multiprocessing.get_context = (  # type: ignore[assignment]
+        lambda method=None: warm if method == "spawn" else context_of(method)
+    )
