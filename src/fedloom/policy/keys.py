@@ -61,7 +61,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "server_tau": ("judged", "small_moves"),
     "aggregation": ("not for sites", "what the server makes of uploads"),
     "hostile": ("not for sites", "made-up attackers, for simulations"),
-    "privacy": ("judged", "privacy, least_noise, most_epsilon"),
+    "privacy": ("judged", "privacy, least_noise, most_epsilon, most_delta"),
     "protocol": ("judged", "few_test_rows: whatever it tests, only scores leave"),
     "eval_every": ("harmless", "how often scores are asked for"),
     "early_stop": ("harmless", "fewer rounds"),
