@@ -12,7 +12,7 @@ from fedloom.policy.keys import CONCERNS, MAY_CHANGE, concerns_sites
 from fedloom.runs.config import RunConfig
 
 LIMITS = {"methods", "models", "modules", "most_rounds", "most_steps", "most_image_size"}
-LIMITS |= {"most_experiments", "most_parameters"}
+LIMITS |= {"most_experiments", "most_parameters", "least_noise", "most_epsilon", "most_delta"}
 PAGE = Path(__file__).parents[2] / "docs" / "policy.md"
 
 

@@ -63,7 +63,7 @@ CONCERNS: Mapping[str, tuple[Concern, str]] = {
     "secure_aggregation": ("harmless", "masks what leaves; without it, it leaves as it is"),
     "compression": ("harmless", "the same change in fewer bytes; the rest stays at the site"),
     "hostile": ("not for sites", "made-up attackers, for simulations"),
-    "privacy": ("judged", "privacy, least_noise, most_epsilon"),
+    "privacy": ("judged", "privacy, least_noise, most_epsilon, most_delta"),
     "protocol": ("judged", "few_test_rows: whatever it tests, only scores leave"),
     "eval_every": ("harmless", "how often scores are asked for"),
     "early_stop": ("harmless", "fewer rounds"),
