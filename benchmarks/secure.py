@@ -62,15 +62,16 @@ def compared(method: str, clients: int, rounds: int) -> dict[str, Any]:
     plain, masked = runs
     per_message = clients * rounds
     difference = max(
-        float((value.double() - masked.server["model"][key].double()).abs().max())
-        for key, value in plain.server["model"].items()
+        float((value.double() - masked.server[slice_][key].double()).abs().max())
+        for slice_, tree in plain.server.items()
+        for key, value in tree.items()
     )
     return {
         "clients": clients,
         "rounds": rounds,
-        "numbers": sum(value.numel() for value in plain.server["model"].values()),
+        "numbers": sum(value.numel() for tree in plain.server.values() for value in tree.values()),
         "accuracy": [round(run.accuracy, 4) for run in (plain, masked)],
-        "largest difference of the model": difference,
+        "largest difference of the server's state": difference,
         "clipped": sum(record.notes.get(SECURE, {}).get("clipped", 0) for record in masked.records),
         "bytes up per client and round": [
             round(run.summary.bytes_up / per_message) for run in (plain, masked)
