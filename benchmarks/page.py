@@ -275,7 +275,7 @@ def secure() -> str:
             [
                 name,
                 *(f"{100 * accuracy:.1f}" for accuracy in r["accuracy"]),
-                f"{r["largest difference of the server's state"]:.1e}",
+                f"{r['largest difference at the server']:.1e}",
                 *(f"{before / 1000:.1f} -> {after / 1000:.1f}" for before, after in (up, down)),
                 f"{r['more seconds per round']:.2f}",
             ]

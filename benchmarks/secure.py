@@ -71,7 +71,7 @@ def compared(method: str, clients: int, rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "numbers": sum(value.numel() for tree in plain.server.values() for value in tree.values()),
         "accuracy": [round(run.accuracy, 4) for run in (plain, masked)],
-        "largest difference of the server's state": difference,
+        "largest difference at the server": difference,
         "clipped": sum(record.notes.get(SECURE, {}).get("clipped", 0) for record in masked.records),
         "bytes up per client and round": [
             round(run.summary.bytes_up / per_message) for run in (plain, masked)
