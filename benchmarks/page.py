@@ -469,12 +469,45 @@ def fuzz() -> str:
     return rows(["input", "tried", "of them refused", "held", "lost"], body)
 
 
+def secure() -> str:
+    """Runs as they are and masked."""
+    body = []
+    for name, r in read("secure").items():
+        if not isinstance(r, dict) or "accuracy" not in r:
+            continue
+        up, down = (r[f"bytes {way} per client and round"] for way in ("up", "down"))
+        body.append(
+            [
+                name,
+                *(f"{100 * accuracy:.1f}" for accuracy in r["accuracy"]),
+                f"{r['largest difference at the server']:.1e}",
+                *(f"{before / 1000:.1f} -> {after / 1000:.1f}" for before, after in (up, down)),
+                f"{r['more seconds per round']:.2f}",
+            ]
+        )
+    head = ["run", "plain, %", "masked, %", "largest difference", "kB up", "kB down"]
+    return rows([*head, "more s per round"], body)
+
+
+def secure_shares() -> str:
+    """Shamir's scheme, here and Flower's."""
+    found = read("secure")
+    body = [
+        [name, *(f"{seconds:.3f}" for seconds in r.values())]
+        for name, r in found.items()
+        if name.startswith("shares of")
+    ]
+    head = ["all secrets of a round, s", "made", "taken together"]
+    return rows([*head, "made by Flower", "taken together by Flower"], body)
+
+
 PLACES = {
     "leaks.md": {"leaks": leaks},
     "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
     "advise.md": {"advised": advised},
     "reliability.md": {"hostile": hostile, "soak": soak, "fuzz": fuzz},
     "uploads.md": {"uploads": uploads},
+    "secure-aggregation.md": {"secure": secure, "shares": secure_shares},
     "encoders.md": {"encoder": encoder},
     "performance.md": {
         "speed": speed,
