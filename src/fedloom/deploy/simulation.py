@@ -80,7 +80,8 @@ def simulate(grid: Grid, context: Context) -> None:
     nodes = len(list(grid.get_node_ids()))
     simulation = Simulation(Settings.read(context.run_config), nodes)
     settings = simulation.settings
-    check_experiment(simulation.experiment, settings.simulated_policy)
+    if settings.simulated_policy is not None:
+        check_experiment(simulation.experiment, settings.simulated_policy)
     folder = Path(settings.run.out or "runs").absolute() / f"simulation-{context.run_id}"
     run = settings.run.changed(out=str(folder))
     serve(grid, settings.model_copy(update={"run": run}), simulation.schema)
