@@ -53,18 +53,18 @@ def main() -> None:
         if not kept.exists():
             save_file(statistics(max(given.participants)), kept)
         everyone = load_file(kept)
-        readings = []
+        record: dict[str, Any] = {
+            "command": f"python benchmarks/fedpac_server.py {' '.join(sys.argv[1:])}".strip(),
+            "before": BEFORE,
+            "versions": current_versions(),
+            "readings": [],
+        }
         for m in given.participants:
             some = {key: value[:m] for key, value in everyone.items()}
-            readings.append(reading(some, before if m < given.most else None, given.repeats))
-            print(readings[-1], flush=True)
-    record = {
-        "command": f"python benchmarks/fedpac_server.py {' '.join(sys.argv[1:])}".strip(),
-        "before": BEFORE,
-        "versions": current_versions(),
-        "readings": readings,
-    }
-    write_json(RESULTS, record)
+            found = reading(some, before if m < given.most else None, given.repeats)
+            print(found, flush=True)
+            record["readings"].append(found)
+            write_json(RESULTS, record)  # after each: whoever stops it keeps what was measured
 
 
 def solver_of_before(folder: Path) -> Solver:
