@@ -84,7 +84,8 @@ def source_of(
             raise BadInput(f"{table.where} has no rows of the classes {', '.join(class_names)}")
     client, client_names = table.numbered(roles.client) if roles.client else (None, ())
     domain, domain_names = table.coded(roles.domain) if roles.domain else (None, ())
-    vocabulary, fields, words = 0, options.fields, ()
+    vocabulary, fields = 0, options.fields
+    words: tuple[str, ...] = ()
     if kind == "fields":
         fields, x = _fields(table, roles.inputs, options)
         vocabulary = max(field.vocabulary for field in fields)
