@@ -101,8 +101,11 @@ def test_images_are_predicted_by_file(digits: Path, tmp_path: Path) -> None:
     expected = fedloom.open(digits).client(1).predict(x[None, None])[0]
     assert first["prediction"] == str(int(expected.argmax()))
     assert float(first["p(3)"]) == pytest.approx(float(expected[3]), rel=1e-5)
-    one = command("predict", digits, tmp_path / "images" / "a.png", "--client", 1)
-    assert one.splitlines()[1] == out.read_text().splitlines()[1]
+    alone = tmp_path / "alone.csv"
+    command("predict", digits, tmp_path / "images" / "a.png", "--client", 1, "--out", alone)
+    (one,) = rows_in(alone)
+    assert (one["file"], one["prediction"]) == ("a.png", first["prediction"])
+    assert float(one["p(3)"]) == pytest.approx(float(first["p(3)"]), rel=1e-5)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

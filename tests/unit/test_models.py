@@ -394,14 +394,15 @@ def test_timm_encoder_errors(spec: str, shape: tuple[int, ...], says: str) -> No
         build_model(spec, shape, 10, seed=0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def real_timm() -> Any:
     """Timm imports torchvision. PyPI's has operations for GPUs, which a torch for CPUs cannot load;
-    its Python part, all that timm reads, wants the name of one."""
+    its Python part, all that timm reads, wants the names of two."""
     try:
         import torchvision  # type: ignore[import-not-found]  # noqa: F401
     except RuntimeError:
-        torch.library.define("torchvision::nms", "(Tensor a, Tensor b, float c) -> Tensor")
+        for name in ("nms", "qnms"):
+            torch.library.define(f"torchvision::{name}", "(Tensor a, Tensor b, float c) -> Tensor")
     except ImportError:
         pytest.skip("the extra timm (with torchvision) is not installed")
     return pytest.importorskip("timm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,26 +68,39 @@ def test_several_labels_of_a_row() -> None:
     assert result.records[-1].scores[0].spread("auroc").mean > 0.8
 
 
+KNOWN: dict[str, tuple[float, dict[str, Any]]] = {
+    "har": (1 / 6, {"partition": "by_user", "participation": 0.2, "rounds": 2}),
+    "ag_news": (
+        1 / 4,
+        {
+            "partition": "iid + scarce(size=100)",
+            "clients": 4,
+            "rounds": 8,
+            "optimizer": "adam",
+            "lr": 0.02,
+        },
+    ),
+}
+"""Data set -> the balanced accuracy of guessing, and settings under which something is learned."""
+
+
 @needs_data
-@pytest.mark.parametrize("data", ["har", "ag_news"])
+@pytest.mark.parametrize("data", KNOWN)
 def test_known_data_with_other_metrics(data: str) -> None:
-    """`har` is read from hapt's windows where these are at hand."""
+    """`har` is read from hapt's windows where these are at hand. Well above chance after a few
+    rounds: 0.43 and 0.63 when this was written."""
     pytest.importorskip("torchmetrics")
-    partition = "by_user" if data == "har" else "iid + scarce(size=100)"
-    clients = None if data == "har" else 4
+    chance, settings = KNOWN[data]
     result = fl.run(
         "fedavg",
         data,
-        partition=partition,
-        clients=clients,
-        rounds=1,
-        participation=0.1 if data == "har" else 1.0,
         task="classification(smoothing=0.1)",
         protocol="cohort(metric=balanced_accuracy)",
         metrics="f1, ece",
+        **settings,
     )
     assert result.summary.metric == "balanced_accuracy"
-    assert 0 <= result.value <= 1
+    assert result.value > chance + 0.1
 
 
 def test_tuning_looks_for_the_lowest_error() -> None:
