@@ -412,7 +412,9 @@ TROUBLES = {
     "protected": "folder made read-only",
     "read_only": "read-only disk",
     "clock": "clock set wrong",
-    "memory": "out of memory",
+    "memory": "little memory",
+    "memory, not felt": "of them without effect",
+    "memory, aborted": "of them aborted by a library",
 }
 
 

@@ -323,6 +323,9 @@ class Soak:
             command.kill()
             self.course.tries("memory, not felt")
             return True
+        if command.code == -signal.SIGABRT:  # a library in another language does not survive it
+            self.course.tries("memory, aborted")
+            return True
         return self._ends(command, "memory", 1, "fedloom: ", "memory")
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:

@@ -28,6 +28,8 @@ import psutil
 
 CAPABILITIES_3 = 0x20080522
 LITTLE = "FEDLOOM_LITTLE_MEMORY"
+LEFT = 1 << 20
+"""Bytes that a process with little memory has."""
 
 
 class Command:
@@ -117,8 +119,18 @@ def _drop_privileges() -> None:
 
 
 def _limit_memory() -> None:
+    """No more than there is, and of what was freed before hardly anything: a process that has
+    imported torch could go on with that for long."""
     now = psutil.Process().memory_info().vms
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    left = [libc.malloc(1 << 13) for _ in range(LEFT >> 13)]
     resource.setrlimit(resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
+    for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
+        while libc.malloc(size):
+            pass
+    for piece in left:
+        libc.free(ctypes.c_void_p(piece))
 
 
 class _WarmProcess(ForkServerProcess):

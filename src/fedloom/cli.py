@@ -843,7 +843,10 @@ def main() -> None:
         sentence = f"fedloom: {_printable(str(e))}" + (
             "; give --debug for the traceback" if hidden else ""
         )
-        err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
+        if isinstance(e, OutOfMemory):  # colours would take more of it
+            print(sentence, file=sys.stderr)
+        else:
+            err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(before_command.failure)
 
 

@@ -51,7 +51,7 @@ WORDS = {1_000_000: "one million", 600: "ten minutes", 3: "three"}
         f"`deploy node` starts it again every {cli.PAUSE:g} s",
         f"and {Policy.checked().least_rows} must)",
         f"Flower {FLWR.rpartition('.')[0]} asks nobody who submits a run",
-        *(f'`"{model}"`' for model in set(WITH_BATCH_NORM.values())),
+        *(f'`"{model}"`' for model in sorted(set(WITH_BATCH_NORM.values()))),
     ],
 )
 def test_the_page_has_the_numbers_of_the_code(sentence: str) -> None:
