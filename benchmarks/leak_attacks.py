@@ -129,7 +129,8 @@ class Curious:
         head = Head(weight, bias, z.mean(0), z.std(0).clamp_min(1e-3))
         adam = make_optimizer([weight, bias], Opt("adam", lr=0.05))
         for _ in range(100):
-            loss = F.cross_entropy(head(z), self.own_rows.y) + 1e-3 * weight.square().sum()
+            with torch.enable_grad():  # whoever asks for the head may not want gradients of his own
+                loss = F.cross_entropy(head(z), self.own_rows.y) + 1e-3 * weight.square().sum()
             adam.step(torch.autograd.grad(loss, [weight, bias]))
         head = Head(*(tensor.detach() for tensor in head))
         self.heads[id(w)] = (w, head)  # the model too, or another could come to its identity

@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         "privacy.md",
         "leaks.md",
         "uploads.md",
+        "secure-aggregation.md",
     ],
 )
 def test_the_page_shows_the_results_as_they_are(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
