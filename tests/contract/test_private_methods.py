@@ -12,11 +12,12 @@ from cases import ALL, case
 
 from fedloom.core.message import Plan
 from fedloom.core.method import Method
+from fedloom.core.phase import Phase
 from fedloom.core.privacy import ClientPrivacy, ExamplePrivacy, Privacy
 from fedloom.core.program import Program
 from fedloom.core.site import Site
 from fedloom.core.term import Batch
-from fedloom.core.tree import Tree
+from fedloom.core.tree import State, Tree
 from fedloom.errors import BadInput
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models import build_model
@@ -163,3 +164,31 @@ def test_statistics_of_batch_norm_stay_usable_under_client_noise() -> None:
     variances = [v for k, v in run.server["model"].items() if k.endswith("running_var")]
     assert variances
     assert all(bool((v >= 0).all()) for v in variances)
+
+
+def test_what_nobody_trains_goes_back_as_it_came() -> None:
+    """Frozen weights and the statistics of their stages; noise would move them round by round."""
+    net = build_model("mlp(hidden=[16], norm=batch)", (1, 8, 8), 10, seed=0).freeze("body.*")
+    made = Program(FedAvg(), net, 2, seed=3, privacy=ClientPrivacy(clip=1, noise=1))
+    run = played(made, rounds=2)
+    moved = {k for k, v in run.server["model"].items() if not torch.equal(v, net.initial[k])}
+    assert moved == {"head.weight", "head.bias"}
+
+
+def test_gradients_in_a_round_of_a_methods_own_are_refused_for_rows() -> None:
+    """Nothing counts them."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Before(FedAvg):
+        name = "before"
+        before = ("look",)
+        reveals = ()
+        against_example_noise = ""
+
+        def special(self, s: Site) -> State:
+            return {self.name: s.fit(Phase())}
+
+    net = build_model("mlp(hidden=[8])", (1, 8, 8), 10, seed=0)
+    made = Program(Before(), net, 2, privacy=ExamplePrivacy())
+    with pytest.raises(BadInput, match="before: it takes gradients in a round of its own"):
+        played(made)

@@ -110,6 +110,26 @@ def test_a_method_that_reads_single_uploads_is_promised_no_epsilon_of_means() ->
     assert spent.epsilon_of_mean is None
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compression": "top_k(share=0.1)"},
+        {"secure_aggregation": True},
+        {"model": "mlp(hidden=[8], norm=batch)"},
+    ],
+)
+def test_what_is_done_to_single_uploads_leaves_no_epsilon_of_means(
+    settings: dict[str, Any],
+) -> None:
+    """It could not be done to the sum of the noisy uploads; and releases are counted all the same,
+    also where nobody says how many rows there are."""
+    spent = run(privacy="client", rounds=2, **settings).summary.privacy
+    assert spent is not None
+    assert spent.epsilon_of_mean is None
+    assert spent.mechanisms == dict.fromkeys(range(8), 2)
+    assert spent.epsilon == ClientPrivacy().epsilon_after(2)
+
+
 def test_a_run_without_privacy_writes_what_it_always_did(tmp_path: Path) -> None:
     run(out=str(tmp_path / "run"), rounds=1)
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
@@ -184,11 +204,13 @@ def test_a_site_may_demand_noise_and_bound_epsilon() -> None:
     assert refused(wanted, privacy="client(delta=0.01)") == {"most_delta"}
 
 
-def test_a_site_that_wants_its_rows_hidden_takes_either_level() -> None:
+def test_a_site_takes_the_level_that_it_wants() -> None:
+    """An epsilon of the one is none of the other: a row that is exchanged can move a clipped change
+    by twice its length."""
     wanted = {"privacy": "example"}
     assert refused(wanted) == {"privacy"}
     assert refused(wanted, privacy="example") == set()
-    assert refused(wanted, privacy="client") == set()
+    assert refused(wanted, privacy="client") == {"privacy"}
     assert refused({"privacy": "client"}, privacy="example") == {"privacy"}
 
 

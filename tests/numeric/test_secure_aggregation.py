@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+from torch import Tensor
 
 from fedloom import BadInput, run
 from fedloom.core.message import Up
 from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.secure import shamir
-from fedloom.core.secure.keys import KeyPair, derived, mask, opened, sealed
-from fedloom.core.secure.numbers import packed, rounded, signed, unpacked
+from fedloom.core.secure.keys import PUBLIC_BYTES, KeyPair, derived, mask, opened, sealed
+from fedloom.core.secure.numbers import as_tensor, packed, rounded, signed, unpacked
 from fedloom.core.secure.secrets import PairMasks, RoundSecrets
 from fedloom.core.secure.server import Member, masks_left, secrets_from
 from fedloom.core.secure.setting import Pairwise, parse_secure_aggregation
@@ -470,6 +471,47 @@ def test_a_client_masks_nothing_without_keys() -> None:
 def test_rules_in_place_of_the_mean_are_refused() -> None:
     with pytest.raises(BadInput, match="aggregation = 'median' compares single uploads"):
         experiment(aggregation="median")
+
+
+def test_compression_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"compression = 'top_k\(.*' is undone by the server"):
+        experiment(compression="top_k(share=0.1)")
+
+
+class Forging(Leaving):
+    """One client sends something else as its public key."""
+
+    def __init__(self, public: int | bytes) -> None:
+        super().__init__({})
+        self.public = public
+        self.keys: dict[int, Tensor] = {}
+
+    def clients(
+        self, ids: Sequence[int], job: JobOf, ask: object
+    ) -> Iterator[tuple[int, Up | Absent, State]]:
+        for cid, up, own in super().clients(ids, job, ask):
+            if isinstance(up, Up) and up.state.get(SECURE, {}).keys() == {"public"}:
+                self.keys[cid] = up.state[SECURE]["public"]
+                if cid == 2:
+                    copied = isinstance(self.public, int)
+                    forged = self.keys[self.public] if copied else as_tensor(self.public)
+                    up = replace(up, state={SECURE: {"public": forged}})  # noqa: PLW2901
+            yield cid, up, own
+
+
+@pytest.mark.parametrize("public", [0, bytes(PUBLIC_BYTES - 1) + b"x"])
+def test_who_sends_no_key_of_its_own_is_left_out(public: int | bytes) -> None:
+    """Otherwise every honest client would refuse the round."""
+    runner = played(Forging(public))
+    for record in runner.records:
+        assert record.absent == {2: "its public key is none, or another client's"}
+    assert close(runner.server, mean_without({1: {2}, 2: {2}}), steps=4)
+
+
+def test_hostile_clients_leave_alone_what_nobody_trains() -> None:
+    """So that their uploads have the others' form, which masks need."""
+    hostile = {"hostile": "collude(share=0.2)", "model": "mlp(hidden=[8], frozen='body.*')"}
+    assert played(Inline(), **hostile).records[-1].absent == {}
 
 
 def test_rounds_of_too_few_are_refused() -> None:

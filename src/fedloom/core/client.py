@@ -97,10 +97,10 @@ class _Call:
         leaving = Up(up, len(visit.data.train), metrics, scores)
         if (privacy := site.program.privacy) is not None:
             leaving = privacy.leaving(leaving, site)
+        state = left_out(leaving.state)
         if self.hostile is not None:
-            changed = self.hostile.upload(leaving.state, site.down, site.plan)
-            leaving = replace(leaving, state=changed)
-        leaving = replace(leaving, state=plain_state(left_out(leaving.state)))
+            state = self.hostile.upload(state, site.down, site.plan)
+        leaving = replace(leaving, state=plain_state(state))
         kept = plain_state(left_out(kept))
         if site.plan.kind == "train":
             state, kept = self._compressed(leaving.state, kept)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.accountant import epsilon, mechanisms_told
+from fedloom.core.frozen import frozen_keys
 from fedloom.core.message import Plan, Up
-from fedloom.core.net import METHOD, Net, stage_of
+from fedloom.core.net import METHOD, Net
 from fedloom.core.noise_source import NoiseSource
 from fedloom.core.phase import Schedule
 from fedloom.core.tree import State, starting_point
@@ -117,7 +118,7 @@ class ClientPrivacy(Privacy):
 
     def leaving(self, up: Up, site: Site) -> Up:
         received = {name: dict(tree) for name, tree in site.down.items()}
-        fixed = {METHOD: untrained(site.method, site.net)}
+        fixed = {METHOD: frozen_keys(site.net, site.method.phases)}
         state = self.hidden(up.state, received, site.noise, fixed)
         if METHOD in state:
             for key in state[METHOD]:
@@ -227,13 +228,6 @@ def parse_privacy(text: str) -> Privacy:
     """
     privacy: Privacy = privacies.build(parse_one(text))
     return privacy
-
-
-def untrained(method: Method, net: Net) -> frozenset[str]:
-    """Parameters of the network that no round trains, as FedETF's simplex."""
-    trained = frozenset[str]().union(*(net.match(phase.train) for phase in method.phases))
-    own = {key for key in net.params if net.owner[stage_of(key)] == METHOD}
-    return frozenset(own - trained)
 
 
 def _epochs(schedule: Schedule, rows: int | None) -> int:

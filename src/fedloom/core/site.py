@@ -25,7 +25,7 @@ from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
-from fedloom.core.secure.slices import of_method
+from fedloom.core.secure.slices import SECURE, of_method
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
@@ -451,6 +451,11 @@ class Site:
             change(b, self)
         fixed = {stage: z[b.idx] for stage, z in loop.fixed.items()}
         privacy = self.program.privacy
+        if isinstance(privacy, ExamplePrivacy) and self.plan.kind == "special":
+            raise BadInput(
+                f"privacy = example(...) and {self.plan.part}: it takes gradients in a round of its"
+                " own, which nobody counts; privacy = client(...) hides what it sends"
+            )
         if isinstance(privacy, ExamplePrivacy) and self.plan.kind == "train" and not loop.tuning:
             g, loss = self._private_gradient(b, fixed, privacy)
         else:
@@ -517,7 +522,12 @@ def _noise(visit: Visit) -> NoiseSource:
     plan = visit.down.plan
     if visit.noise_key is None:
         return SeededNoise(plan, visit.cid)
-    states = digest(visit.down.state), digest(visit.own or {})
+    # Without what only masks need, which is new in every attempt: another noise on the same change
+    # would tell more of it.
+    states = [
+        digest({name: tree for name, tree in state.items() if name != SECURE})
+        for state in (visit.down.state, visit.own or {})
+    ]
     return SecretNoise(visit.noise_key, repr((plan.key, visit.cid, *states)))
 
 

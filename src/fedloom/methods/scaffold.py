@@ -46,6 +46,10 @@ class ControlVariates(Term):
     name: ClassVar[str] = "control_variates"
     family: ClassVar[str] = "drift correction"
     reveals: ClassVar[tuple[str, ...]] = ()
+    against_client_noise: ClassVar[str] = (
+        "it sends the change of a control variate, and clipping that towards the server's variate"
+        " makes the variate grow without bound; example(...) goes with it"
+    )
     against_example_noise: ClassVar[str] = ""
     keeps_what_it_sent: ClassVar[str] = "c_i begins at zero, so the first difference is c_i itself"
 

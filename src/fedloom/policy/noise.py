@@ -20,7 +20,7 @@ def noise(policy: Policy, run: RunConfig, method: Method, facts: SiteFacts) -> I
     """Of a whole run, if every round asks this site and none is asked again."""
     privacy = None if run.privacy is None else parse_privacy(run.privacy)
     found = "none" if privacy is None else privacy.name
-    if policy.privacy != "none" and found not in (policy.privacy, "client"):
+    if policy.privacy not in ("none", found):
         yield Refusal(
             "privacy",
             f"privacy is {found}, and this site takes part only in runs with {policy.privacy}(...)",

@@ -68,7 +68,7 @@ class Policy(BaseModel):
     models: tuple[str, ...] = Field((), description="models that are permitted; empty: any")
     privacy: Literal["none", "client", "example"] = Field(
         "none",
-        description="differential privacy that a run must have; client also does for example",
+        description="kind of differential privacy that a run must have",
     )
     least_noise: float = Field(
         0, ge=0, description="smallest noise of a run with privacy, in units of its clip"

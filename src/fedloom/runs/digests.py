@@ -49,6 +49,8 @@ def first_link(experiment: Experiment) -> str:
         "secure_aggregation": config.secure_aggregation,
         "privacy": config.privacy,
         "compression": config.compression,
+        "aggregation": config.aggregation,
+        "hostile": config.hostile,
     }
     settings |= {k: v for k, v in chosen.items() if v != RunConfig.model_fields[k].default}
     return _sha256({**settings, "data": partition.source, "partition": partition.fingerprint})

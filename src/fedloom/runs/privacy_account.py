@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fedloom.core.accountant import epsilon, mechanisms_told
 from fedloom.core.aggregation import Mean
+from fedloom.core.compression import NONE
 from fedloom.core.message import Plan
 from fedloom.core.privacy import ClientPrivacy, Privacy
 from fedloom.core.program import Program
@@ -106,6 +107,17 @@ def unlike_a_mean(program: Program) -> str:
     for part in program.method.parts:
         if part.gathers or part.gathers_model:
             return f"{part.name} reads single uploads"
+    return _done_to_uploads(program)
+
+
+def _done_to_uploads(program: Program) -> str:
+    """What is done to each noisy upload by itself and could not be done to their sum."""
+    if program.compression != NONE:
+        return "compression changes every upload by itself"
+    if program.secure is not None:
+        return "secure_aggregation rounds and bounds every upload by itself"
+    if any(key.endswith("running_var") for key in program.shared(0)):
+        return "the variances of BatchNorm are kept above zero in every upload by itself"
     return ""
 
 
@@ -157,7 +169,8 @@ class Budget:
 
     def _releases(self, plan: Plan, cohort: Iterable[int]) -> dict[int, int]:
         method, data = self._experiment.program.method, self._experiment.data
-        if isinstance(data, RemoteData):  # only the sites know their rows
+        # Only the sites know their rows, and with secure aggregation nobody is told.
+        if isinstance(data, RemoteData) or self._experiment.program.secure is not None:
             return {cid: self._privacy.mechanisms(method, plan, None) for cid in cohort}
         clients = data.partition.clients
         return {

@@ -25,7 +25,7 @@ from torch import Tensor
 from fedloom.core.message import Down, Plan, Up
 from fedloom.core.program import Program
 from fedloom.core.round import Round
-from fedloom.core.secure.keys import PUBLIC_BYTES
+from fedloom.core.secure.keys import PUBLIC_BYTES, is_public_key
 from fedloom.core.secure.numbers import as_bytes, as_tensor
 from fedloom.core.secure.server import Member, masks_left, secrets_from
 from fedloom.core.secure.slices import SECURE, Step
@@ -72,7 +72,7 @@ class SecureRound:
         self.setting = program.secure
         self.absent: dict[int, str] = {}
         """Who went before the round's own message, and why."""
-        self._engine, self._plan = engine, plan
+        self._engine, self._plan, self._attempt = engine, plan, attempt
         self._traffic = traffic or Traffic()
         self._committed, self._new = own, dict[int, State]()
         known = server.get(SECURE, {}).get("publics")
@@ -98,7 +98,13 @@ class SecureRound:
         """Keys and shares; returns the members of the round."""
         without_key = [cid for cid in cohort if not self._publics[cid].any()]
         keys = self._ask("keys", without_key, lambda cid: {})
+        known = {as_bytes(public) for public in self._publics if public.any()}
         for cid, tree in keys.items():
+            public = as_bytes(tree["public"])
+            if public in known or not is_public_key(public):
+                self.absent[cid] = "its public key is none, or another client's"
+                continue
+            known.add(public)
             self._publics[cid] = tree["public"]
         self._asked = [cid for cid in cohort if self._publics[cid].any()]
         self._check_enough("have a key", self._asked, len(cohort))
@@ -173,6 +179,8 @@ class SecureRound:
         assert r.masked is not None
         r.unmask(masks_left(self._members, answered, secrets, r.masked.count))
         r.notes[SECURE]["members"] = list(self._members)
+        if self._attempt:
+            r.notes[SECURE]["attempt"] = self._attempt
 
     def kept_by_server(self, server: State, answered: Mapping[int, Up]) -> State:
         """The server's state with the public keys of clients that are known to have theirs; who

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from fedloom.core.message import Plan
 from fedloom.core.round import Round, initial_server, send
+from fedloom.core.secure.slices import SECURE
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job
 from fedloom.record import ClientDigests, RoundRecord, Score
@@ -59,7 +60,7 @@ class Replay:
         self._as_recorded(record)
         r = Round(runner.program, plan, runner.server, record.cohort)
         digester, sheet = runner.chain.step(), ScoreSheet()
-        secure = runner.secure_round(plan)
+        secure = runner.secure_round(plan, _attempt(record))
         if secure is not None:
             secure.prepare(record.cohort)
 
@@ -82,7 +83,7 @@ class Replay:
     def _step(self, step: int) -> bool:
         record, recorded = self._run.steps[step], self._run.digests[step]
         last = self._as_recorded(record)
-        played = self._runner.play(self._plans[step], last)
+        played = self._runner.play(self._plans[step], last, _attempt(record))
         where, now = self._run.where(step), played.digests
         if not self._same_answers(step, now.clients):
             return False
@@ -174,3 +175,8 @@ def _of(score: Score | None, cid: int) -> object:
 def _row(score: Score, place: int) -> object:
     """Rows and values of one client; NaN equals NaN by its text."""
     return score.rows[place], {name: repr(values[place]) for name, values in score.metrics.items()}
+
+
+def _attempt(record: RoundRecord) -> int:
+    """How often a masked round had been asked for in vain: its masks follow from that."""
+    return int(record.notes.get(SECURE, {}).get("attempt", 0))

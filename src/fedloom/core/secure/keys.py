@@ -54,14 +54,26 @@ class KeyPair:
 
     def agreed(self, public: bytes) -> bytes:
         """What only the holders of these two keys know."""
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        try:
-            other = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
-        except ValueError:
-            raise BadInput(f"{public.hex()} is no public key of secure aggregation") from None
-        key: bytes = _flower().generate_shared_key(self._private, other)
+        key: bytes = _flower().generate_shared_key(self._private, _point(public))
         return key
+
+
+def is_public_key(public: bytes) -> bool:
+    """Is it a point of the curve?"""
+    try:
+        _point(public)
+    except BadInput:
+        return False
+    return True
+
+
+def _point(public: bytes) -> Any:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), public)
+    except ValueError:
+        raise BadInput(f"{public.hex()} is no public key of secure aggregation") from None
 
 
 def sealed(key: bytes, text: bytes) -> bytes:
