@@ -92,7 +92,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tabl
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 PolicyFile = Annotated[
     Path | None,
-    typer.Option("--policy", help="A site.toml: run only what its [policy] permits every client."),
+    typer.Option("--policy", help="A site.toml: run only what its rules permit every client."),
 ]
 Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went.")]
 Log = Annotated[

@@ -169,6 +169,16 @@ def test_the_training_ends_before_the_round_that_would_be_too_much() -> None:
     assert result.summary.privacy.epsilon == three
 
 
+def test_a_run_that_its_budget_ended_takes_no_more_rounds_and_stays_as_it_is(
+    tmp_path: Path,
+) -> None:
+    budget = (ClientPrivacy().epsilon_after(2) + ClientPrivacy().epsilon_after(3)) / 2
+    ended = run(privacy=f"client(budget={budget})", rounds=6, out=str(tmp_path / "run"))
+    with pytest.raises(BadInput, match="because of its budget"):
+        fl.resume(tmp_path / "run", rounds=8, progress=False)
+    assert fl.open(tmp_path / "run").summary.digest == ended.summary.digest
+
+
 def test_a_budget_leaves_room_for_the_rounds_that_measure_at_the_end() -> None:
     """With evaluations every fourth round the last one is evaluated all the same."""
     budget = (ClientPrivacy().epsilon_after(3) + ClientPrivacy().epsilon_after(4)) / 2

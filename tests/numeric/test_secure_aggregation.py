@@ -473,6 +473,13 @@ def test_rules_in_place_of_the_mean_are_refused() -> None:
         experiment(aggregation="median")
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"), [("true", "pairwise"), ("False", None), (True, "pairwise")]
+)
+def test_a_flag_of_the_command_line_is_text(text: str | bool, kind: str | None) -> None:
+    assert RunConfig.checked({"secure_aggregation": text}).secure_aggregation == kind
+
+
 def test_compression_is_refused() -> None:
     with pytest.raises(BadInput, match=r"compression = 'top_k\(.*' is undone by the server"):
         experiment(compression="top_k(share=0.1)")

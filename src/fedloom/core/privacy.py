@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 privacies = Registry("privacy")
 """Kinds of privacy by name."""
 
+LEAST = 1e-100
+"""Smallest clip and noise: the squares of less are 0."""
 STATISTICS = frozenset(
     {"row_means", "class_means", "class_counts", "class_weights", "feature_mean", "row_weights"}
 )
@@ -60,8 +62,10 @@ class Privacy:
 
     def __post_init__(self) -> None:
         for what, value in (("clip", self.clip), ("noise", self.noise)):
-            if not 0 < value < float("inf"):
-                raise BadInput(f"privacy {self.name}: {what} is a number above 0, not {value}")
+            if not LEAST <= value < float("inf"):
+                raise BadInput(
+                    f"privacy {self.name}: {what} is a number of {LEAST:g} or more, not {value}"
+                )
         if not 0 < self.delta < 1:
             raise BadInput(
                 f"privacy {self.name}: delta is a probability above 0 and below 1, not {self.delta}"

@@ -182,6 +182,12 @@ def _extend(experiment: Experiment, folder: RunFolder) -> None:
             f"under protocol {before.protocol!r} everybody takes part in the last round, so the"
             f" run in {folder.path} cannot be given more rounds; start a new one"
         )
+    ended = read_record(folder.summary, Summary) if folder.summary.exists() else None
+    if ended is not None and ended.privacy is not None and ended.stopped:
+        raise BadInput(
+            f"the run in {folder.path} ended where it was, because of its budget"
+            f" ({ended.stopped}), so it cannot be given more rounds; start a new one"
+        )
     if checkpoints.steps() and not usable:
         raise BadInput(
             f"the run in {folder.path} has no checkpoint from before the end of its training, so"

@@ -256,6 +256,8 @@ class RunConfig(BaseModel):
     @field_validator("secure_aggregation", mode="before")
     @classmethod
     def _true_is_the_usual_kind(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            value = value.strip().lower() == "true"  # a flag of the command line is text
         return ("pairwise" if value else None) if isinstance(value, bool) else value
 
     @field_validator("task", mode="before")
