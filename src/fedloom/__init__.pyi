@@ -49,9 +49,12 @@ from fedloom.data import register_data as register_data
 from fedloom.data import register_partition as register_partition
 from fedloom.errors import BadInput as BadInput
 from fedloom.errors import CheckpointError as CheckpointError
+from fedloom.errors import DiskError as DiskError
 from fedloom.errors import FedloomError as FedloomError
 from fedloom.errors import HookError as HookError
 from fedloom.errors import LeakError as LeakError
+from fedloom.errors import NotUnmasked as NotUnmasked
+from fedloom.errors import OutOfMemory as OutOfMemory
 from fedloom.errors import PartitionError as PartitionError
 from fedloom.errors import RunFolderError as RunFolderError
 from fedloom.errors import TooFewAnswers as TooFewAnswers

@@ -42,13 +42,10 @@ class GatedGrid(LocalGrid):
         }
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
-        for reply in replies:
-            order = self.orders.get(reply.metadata.reply_to_message_id)
-            if order is not None:
-                reply.content = checked_answer(reply.content, order, self.form, rows=10_000)
-        return replies
+    def let_out(self, reply: Message) -> None:
+        order = self.orders.get(reply.metadata.reply_to_message_id)
+        if order is not None:
+            reply.content = checked_answer(reply.content, order, self.form, rows=10_000)
 
 
 class GatedInProcess(InProcess):
