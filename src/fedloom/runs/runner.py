@@ -45,6 +45,7 @@ from fedloom.runs.secure_round import SecureRound, Traffic
 from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
 from fedloom.runs.watcher import Stop, Watcher
+from fedloom.signals import delaying_stops
 
 log = logging.getLogger("fedloom")
 
@@ -404,20 +405,21 @@ class Runner:
 
     def _commit(self, played: PlayedStep) -> None:
         record = played.record
-        self._whole = False  # Ctrl-C may come between any two of these lines
-        self.accept(played)
-        self._changed |= played.kept.keys()
-        self._totals["bytes_up"] += record.bytes_up
-        self._totals["bytes_down"] += record.bytes_down
-        self._totals["seconds"] += record.seconds
-        self.records.append(record)
-        if self._journal is not None:
-            self._journal.append_line(played.journal_line)
-        if self._digests is not None:
-            self._digests.append_line(played.digests_line)
-        if self._ledger is not None:
-            self._ledger.end_step(record)
-        self._whole = True
+        with delaying_stops():  # Ctrl-C after all of these lines, so that the step is saved
+            self._whole = False  # a full disk may end it between any two of them
+            self.accept(played)
+            self._changed |= played.kept.keys()
+            self._totals["bytes_up"] += record.bytes_up
+            self._totals["bytes_down"] += record.bytes_down
+            self._totals["seconds"] += record.seconds
+            self.records.append(record)
+            if self._journal is not None:
+                self._journal.append_line(played.journal_line)
+            if self._digests is not None:
+                self._digests.append_line(played.digests_line)
+            if self._ledger is not None:
+                self._ledger.end_step(record)
+            self._whole = True
         self._tell_watchers(record)
         if self._checkpoint_due():
             self._checkpoint()
