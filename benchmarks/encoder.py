@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from papers import METHODS
 
 import fedloom as fl
 from fedloom.data import FederatedData, Source, federate, load
@@ -28,14 +29,6 @@ from fedloom.runs.watcher import RunView, Watcher
 
 RESULTS = Path(__file__).parent / "results" / "encoder.json"
 DATA = ("office_caltech10", "pacs")
-METHODS = {
-    "FedAvg": "fedavg",
-    "DBE": "fedavg + dbe",
-    "FedBR": "fedavg + fedbr",
-    "DualFed": "dualfed",
-    "FedCR": "fedcr",
-    "FedPAC": "fedpac",
-}
 TRAIN_ROWS, TEST_ROWS = 32, 60
 """Of every client."""
 SPLIT = f"merged(train={TRAIN_ROWS / (TRAIN_ROWS + TEST_ROWS)}, val=0)"

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from leak_attacks import Curious, Message, Rows, client_rows, mean_message, strongest
+from papers import METHODS as PAPERS
 from torch import Tensor
 
 import fedloom as fl
@@ -40,15 +41,7 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "leaks.json"
-METHODS = {
-    "FedAvg": "fedavg",
-    "DBE": "fedavg + dbe",
-    "FedBR": "fedavg + fedbr",
-    "DualFed": "dualfed",
-    "FedCR": "fedcr",
-    "FedPAC": "fedpac",
-    "FedRep": "fedrep",
-}
+METHODS = {**PAPERS, "FedRep": "fedrep"}
 DATA = {
     "digits": {"data": "digits", "split": "capped(train=60, share=0.5)", "model": "mlp"},
     "Fashion-MNIST": {

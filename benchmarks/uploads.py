@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from flwr.app import Array
+from papers import METHODS
 
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
@@ -33,14 +34,6 @@ from fedloom.runs.experiment import Experiment
 from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "uploads.json"
-METHODS = {
-    "FedAvg": "fedavg",
-    "DBE": "fedavg + dbe",
-    "FedBR": "fedavg + fedbr",
-    "DualFed": "dualfed",
-    "FedCR": "fedcr",
-    "FedPAC": "fedpac",
-}
 COMPRESSIONS = ("none", "quantize", "quantize(bits=4)", "top_k(share=0.1)", "top_k(share=0.01)")
 TRAINING = {"partition": "dirichlet(alpha=0.3)", "optimizer": "adam", "lr": 0.005}
 SETTINGS = {
