@@ -3,10 +3,10 @@
     python benchmarks/encoder.py               what is not in results/encoder.json yet
     python benchmarks/encoder.py frozen        one way of the three
 
-EfficientNet-Lite0 with its ImageNet weights and a projector, the domains as clients. So that it
-ends within an hour on one thread, a client has few rows, images are of 64 x 64 pixels, and what
-goes through the whole network in every step has few rounds. Seconds are the processor's, which
-other work on the machine does not change much.
+EfficientNet-Lite0 with its ImageNet weights and a projector, the domains as clients. All ways have
+the same rounds, and every run is made with several learning rates, of which validation rows choose
+one. So that it ends within an hour on one thread, a client has few rows and images are of 64 x 64
+pixels. Seconds are the processor's, which other work on the machine does not change much.
 """
 
 from __future__ import annotations
@@ -25,22 +25,25 @@ from fedloom.data import FederatedData, Source, federate, load
 from fedloom.files import write_json
 from fedloom.record import RoundRecord
 from fedloom.runs.folder import current_versions
-from fedloom.runs.watcher import RunView, Watcher
+from fedloom.runs.watcher import RunView
 
 RESULTS = Path(__file__).parent / "results" / "encoder.json"
 DATA = ("office_caltech10", "pacs")
-TRAIN_ROWS, TEST_ROWS = 32, 60
+TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS = 32, 28, 60
 """Of every client."""
-SPLIT = f"merged(train={TRAIN_ROWS / (TRAIN_ROWS + TEST_ROWS)}, val=0)"
-FEW_ROUNDS, MANY_ROUNDS = 3, 12
+ROWS = TRAIN_ROWS + VALIDATION_ROWS + TEST_ROWS
+SPLIT = f"merged(train={TRAIN_ROWS / ROWS}, val={VALIDATION_ROWS / ROWS})"
+RATES = (0.01, 0.05)
 WAYS = {
-    "frozen": ("efficientnet_lite0(frozen='body.*', projector=256)", MANY_ROUNDS),
-    "all": ("efficientnet_lite0(projector=256)", FEW_ROUNDS),
-    "lora": ("efficientnet_lite0(lora=8, projector=256)", FEW_ROUNDS),
+    "frozen": "efficientnet_lite0(frozen='body.*', projector=256)",
+    "all": "efficientnet_lite0(projector=256)",
+    "lora": "efficientnet_lite0(lora=8, projector=256)",
 }
-"""Way -> network, and rounds."""
+"""Way -> network."""
+ON_VALIDATION = "fedloom(split=val)"
 SETTINGS = {
-    "lr": 0.01,
+    "rounds": 12,
+    "eval_every": 3,
     "momentum": 0.9,
     "batch_size": 16,
     "epochs": 1,
@@ -56,7 +59,7 @@ def few_rows(name: str) -> FederatedData:
     assert source.domain is not None
     chosen = np.concatenate(
         [
-            draw.choice(np.flatnonzero(source.domain == domain), TRAIN_ROWS + TEST_ROWS, False)
+            draw.choice(np.flatnonzero(source.domain == domain), ROWS, False)
             for domain in range(len(source.domain_names))
         ]
     )
@@ -71,43 +74,38 @@ def few_rows(name: str) -> FederatedData:
     return federate(few, "by_domain", split=SPLIT)
 
 
-class Clock(Watcher):
-    """Seconds of the processor at the end of every step."""
-
-    def __init__(self) -> None:
-        self.at: list[float] = []
+class Clock(fl.OtherProtocols):
+    """Scores validation rows, and counts the processor's seconds of every step without that."""
 
     def begun(self, run: RunView) -> None:
-        self.at.append(time.process_time())
+        super().begun(run)
+        self.seconds: list[float] = []
+        self._since = time.process_time()
 
     def step(self, run: RunView, record: RoundRecord) -> None:
-        self.at.append(time.process_time())
-
-    def seconds(self) -> list[float]:
-        """Of every step."""
-        return [b - a for a, b in zip(self.at, self.at[1:], strict=False)]
+        self.seconds.append(time.process_time() - self._since)
+        super().step(run, record)
+        self._since = time.process_time()
 
 
-def measure(method: str, data: FederatedData, way: str) -> dict:
-    """One run."""
-    model, rounds = WAYS[way]
-    clock = Clock()
+def measure(method: str, data: FederatedData, way: str, rate: float) -> dict:
+    """One run; its validation rows are scored by the same protocol as its test rows."""
+    clock = Clock([ON_VALIDATION])
     result = fl.run(
         method,
         data,
-        model=model,
-        rounds=rounds,
-        eval_every=FEW_ROUNDS,
+        model=WAYS[way],
+        lr=rate,
         watchers=[clock],
         progress=False,
         **SETTINGS,
     )
-    first, *later = clock.seconds()
+    first, *later = clock.seconds
     scored = [record for record in result.records if record.headline is not None]
     return {
+        "validation": round(clock.results[ON_VALIDATION].value, 4),
         "accuracy": round(result.accuracy, 4),
         "accuracy_by_round": {str(r.round): round(r.headline.value, 4) for r in scored},
-        "rounds": result.summary.rounds,
         "megabytes_up": round(result.summary.bytes_up / 1e6, 3),
         "megabytes_down": round(result.summary.bytes_down / 1e6, 3),
         "megabytes_of_later_rounds": round(
@@ -125,17 +123,18 @@ def main() -> None:
         data = few_rows(name)
         for way in sys.argv[1:] or WAYS:
             for title, method in METHODS.items():
-                label = f"{name} {way} {title}"
-                if label in measured["runs"]:
-                    continue
-                measured["runs"][label] = measure(method, data, way)
-                measured |= {
-                    "rows": [TRAIN_ROWS, TEST_ROWS],
-                    "settings": SETTINGS,
-                    "versions": current_versions(),
-                }
-                write_json(RESULTS, measured)
-                print(label, measured["runs"][label], flush=True)
+                rates = measured["runs"].setdefault(f"{name} {way} {title}", {})
+                for rate in RATES:
+                    if str(rate) in rates:
+                        continue
+                    rates[str(rate)] = measure(method, data, way, rate)
+                    of_all = {
+                        "rows": [TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS],
+                        "settings": SETTINGS,
+                        "versions": current_versions(),
+                    }
+                    write_json(RESULTS, measured | of_all)
+                    print(name, way, title, rate, rates[str(rate)], flush=True)
 
 
 if __name__ == "__main__":
