@@ -13,7 +13,7 @@ import sys
 from multiprocessing.context import BaseContext, ForkServerContext, ForkServerProcess
 from typing import Any
 
-IMPORTED = ["fedloom.engines.pool", "fedloom.tuning.processes", "fedloom.testing"]
+IMPORTED = ["fedloom.engines.pool", "fedloom.tuning.tune", "fedloom.testing"]
 
 
 class WarmProcess(ForkServerProcess):

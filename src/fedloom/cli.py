@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from fedloom.report.live import Live
     from fedloom.reproduce.format import PaperTable
     from fedloom.reproduce.measure import Choice, Measurement
-    from fedloom.runs.watcher import Watcher
 
 app = typer.Typer(
     name="fedloom",
@@ -215,7 +214,7 @@ def run_command(
         _bar(quiet) as bar,
         engine_of(chosen) as engine,
     ):
-        watchers = [*_watchers(loggers, bar, chosen.method), *pages]
+        watchers = [*loggers, bar.watcher(chosen.method), *pages]
         experiment = Experiment.build(chosen)
         check_policy(experiment, policy)
         result = start(experiment, engine, watchers, overwrite)
@@ -240,7 +239,8 @@ def compare_command(
 ) -> None:
     """Compare methods under one budget over several seeds.
 
-    The same command once more goes on where it stopped.
+    Where it is quicker, --workers whole runs go side by side (engines inline and vectorized,
+    without --log). The same command once more goes on where it stopped.
     """
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
@@ -250,19 +250,15 @@ def compare_command(
 
     folder = chosen.out or _new_folder("compare")
     common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
-    with (
-        _stoppable(folder, again="the same command"),
-        _loggers(log) as loggers,
-        _bar(quiet, runs=len(names) * seeds) as bar,
-    ):
+    with _stoppable(folder, again="the same command"), _loggers(log) as loggers:
         comparison = compare(
             names,
             chosen.data,
             seeds=range(seeds),
             model=chosen.model,
-            watch=lambda label, over: _watchers(loggers, bar, label, over),
+            watch=(lambda label, over: loggers) if loggers else None,
             overwrite=overwrite,
-            progress=False,
+            progress=not quiet,
             policy=policy,
             **common,
         )
@@ -433,7 +429,7 @@ def resume(
             run,
             rounds=rounds,
             imports=imports or (),
-            watchers=_watchers(loggers, bar, str(run)),
+            watchers=[*loggers, bar.watcher(str(run))],
             progress=False,
         )
     for warning in result.warnings:
@@ -816,7 +812,7 @@ def _measure(measurement: Measurement, quiet: bool, as_json: bool) -> None:
         _stoppable(str(measurement.folder), again="the same command"),
         _bar(quiet, runs=measurement.runs) as bar,
     ):
-        results = measurement.run(lambda label, over: _watchers((), bar, label, over))
+        results = measurement.run(lambda label, over: [bar.watcher(label, over)])
     compared = lines(table, results, choice.columns, choice.rows)
     if not quiet and not as_json:
         for side_by_side in comparison_tables(table, compared):
@@ -856,13 +852,10 @@ def _printable(text: str) -> str:
 
 
 @contextmanager
-def _bar(quiet: bool, runs: int = 1) -> Iterator[Bar | None]:
-    if quiet:
-        yield None
-        return
+def _bar(quiet: bool, runs: int = 1) -> Iterator[Bar]:
     from fedloom.launch.progress import Bar
 
-    with Bar(err, runs) as bar:
+    with Bar(err, runs, shown=not quiet) as bar:
         yield bar
 
 
@@ -890,13 +883,6 @@ def _live(folder: str, wanted: bool, port: int) -> Iterator[list[Live]]:
         _note(f"live report: {page.address}")
         yield [page]
         _note(f"report: {page.write()}")
-
-
-def _watchers(
-    loggers: Iterable[Logger], bar: Bar | None, label: str, done: int = 0
-) -> list[Watcher]:
-    """Whoever watches one run, `done` runs being over."""
-    return [*loggers, *([bar.watcher(label, done)] if bar else [])]
 
 
 @contextmanager

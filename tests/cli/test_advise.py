@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 import fedloom as fl
+from fedloom.advice import advise as advising
 from fedloom.advice.shortlist import ALONE, FINE_TUNED, ONE_MODEL
 from fedloom.errors import BadInput
 from fedloom.files import file_name
 from fedloom.record import RoundRecord
 from fedloom.runs.journal import read_records
-from fedloom.tuning import processes
 from helpers import fedloom
 
 SMALL: dict[str, Any] = {
@@ -101,7 +101,7 @@ def test_an_advice_that_was_stopped_goes_on(
 ) -> None:
     """Three trials, three methods with two seeds each, three tested methods with two seeds."""
     straight = fl.advise("digits", **SMALL, out=str(tmp_path / "straight"))
-    calls, advance = [], processes.advance
+    calls, advance = [], advising.advance
 
     def stops_at_the_eighth(*given: Any) -> Any:
         calls.append(given)
@@ -109,7 +109,7 @@ def test_an_advice_that_was_stopped_goes_on(
             raise KeyboardInterrupt
         return advance(*given)
 
-    monkeypatch.setattr(processes, "advance", stops_at_the_eighth)
+    monkeypatch.setattr(advising, "advance", stops_at_the_eighth)
     with pytest.raises(KeyboardInterrupt):
         fl.advise("digits", **SMALL, out=str(tmp_path / "stopped"))
     begun = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("stopped/**/summary.json")}

@@ -17,7 +17,7 @@ from fedloom.errors import BadInput, RunFolderError
 from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_records
-from fedloom.tuning import processes
+from fedloom.tuning import tune as tuning
 from fedloom.tuning.store import Store
 from fedloom.tuning.validation import without_tests
 from helpers import fedloom
@@ -118,7 +118,7 @@ def test_a_tuning_that_ended_is_read_and_not_run_again(
     def never(*_: Any) -> None:
         raise AssertionError("a finished trial was run again")
 
-    monkeypatch.setattr(processes, "advance", never)
+    monkeypatch.setattr(tuning, "advance", never)
     assert fl.tune(["fedprox"], **SMALL, trials=3, out=str(tmp_path)).as_json() == before.as_json()
 
 
@@ -126,7 +126,7 @@ def test_a_stop_in_the_middle_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     straight = fl.tune(["fedprox"], **SMALL, trials=4)
-    advance, calls = processes.advance, []
+    advance, calls = tuning.advance, []
 
     def stops_at_the_third(*given: Any) -> Any:
         calls.append(given)
@@ -134,7 +134,7 @@ def test_a_stop_in_the_middle_changes_nothing(
             raise KeyboardInterrupt
         return advance(*given)
 
-    monkeypatch.setattr(processes, "advance", stops_at_the_third)
+    monkeypatch.setattr(tuning, "advance", stops_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         fl.tune(["fedprox"], **SMALL, trials=4, out=str(tmp_path))
     with open(tmp_path / "trials.jsonl", "a", encoding="utf-8") as journal:

@@ -19,6 +19,7 @@ from fedloom.core.protocol import parse_protocol
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
 from fedloom.files import file_name, write_json
+from fedloom.launch.side_by_side import SideBySide
 from fedloom.launch.start import with_settings
 from fedloom.record import Chosen, Summary
 from fedloom.runs.config import RunConfig, RunSettings
@@ -28,10 +29,10 @@ from fedloom.runs.given import Given
 from fedloom.runs.journal import read_record
 from fedloom.tuning.budget import seconds_of
 from fedloom.tuning.plan import Plan
-from fedloom.tuning.processes import Trials
 from fedloom.tuning.result import TuneResult
 from fedloom.tuning.search import Search
 from fedloom.tuning.store import Store
+from fedloom.tuning.trial import advance
 from fedloom.tuning.tune import TRIALS
 from fedloom.tuning.validation import SHARE, without_tests
 
@@ -143,7 +144,7 @@ class _Work:
         further = plan.base.rounds * seeds * (1 + min(1.0, (1 + RIVALS) / methods))
         with (
             Store(self.folder / "tuning") as store,
-            Trials(plan.data, plan.model, plan.base.workers) as runs,
+            SideBySide(advance, plan.data, plan.model, plan.base.workers) as runs,
         ):
             search = Search(plan, store, runs, self.note)
             if seconds is not None:
@@ -206,8 +207,8 @@ class _Work:
         """The results of runs, side by side; None of one that broke down. Runs that ended before
         are read."""
         results: list[Chosen | None] = [None] * len(configs)
-        with Trials(data, plan.model, plan.base.workers) as runs:
-            for at, outcome in runs.advance(configs):
+        with SideBySide(advance, data, plan.model, plan.base.workers) as runs:
+            for at, outcome in runs.outcomes(configs):
                 paths = RunPaths(str(configs[at].out))
                 if outcome.score is None:
                     self.note(f"{configs[at].title}, seed {configs[at].seed}: {outcome.why}")

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fedloom.core.method import Method
 from fedloom.core.metrics import Metric, metric, words
+from fedloom.data import FederatedData
 from fedloom.errors import BadInput
 from fedloom.files import file_name, write_json
 from fedloom.launch import tables
 from fedloom.launch.notebook import as_html
-from fedloom.launch.progress import python_bar
+from fedloom.launch.progress import Bar, python_bar
+from fedloom.launch.side_by_side import Heard, SideBySide
 from fedloom.launch.start import check_policy, complete, engine_of, with_settings
 from fedloom.methods import parse_method
 from fedloom.record import Summary
-from fedloom.runs.config import RunSettings
-from fedloom.runs.experiment import Model
+from fedloom.runs.config import RunConfig, RunSettings
+from fedloom.runs.experiment import Experiment, Model
+from fedloom.runs.folder import RunPaths
 from fedloom.runs.given import Given
 from fedloom.runs.watcher import Watcher
 
@@ -28,6 +32,10 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, int], Sequence[Watcher]]
 """(label, how many runs are over) -> watchers of the next run."""
+ONE_PROCESS = ("inline", "vectorized")
+"""Engines beside which other runs can go on."""
+START_SECONDS = 6.0
+"""What two processes take to import torch and to read the data, on two cores."""
 
 
 @dataclass(frozen=True)
@@ -145,8 +153,10 @@ def compare(
     """Run every method with every seed; settings are the keys of `RunConfig`.
 
     With `out`, runs that ended in an earlier, interrupted comparison are not run again and one
-    that stopped half-way is resumed. `watch` gives watchers to every run. `policy` is a
-    `site.toml`: where its rules refuse a method for any client, nothing is run.
+    that stopped half-way is resumed. With `workers`, as many runs go side by side where the first
+    of them took long enough for that to be quicker; their numbers do not change. `watch` gives
+    watchers to every run, which then go one after another. `policy` is a `site.toml`: where its
+    rules refuse a method for any client, nothing is run.
 
     >>> comparison = compare(["local", "fedavg"], seeds=[0], rounds=1, clients=4, partition="iid")
     >>> [row.label for row in comparison.rows]
@@ -163,18 +173,31 @@ def compare(
         experiment = replace(given, data=data).build(given.config(settings))
         check_policy(experiment, policy)
         data = experiment.data  # decoded and divided once for all
-    rows: list[Row] = []
-    with engine_of(base) as engine, python_bar(progress, len(methods) * len(seeds)) as bar:
-        for given in everything:
-            row = Row(given.label, [])
-            for seed in seeds:
-                config = given.config({**settings, "seed": seed})
-                config = config.changed(out=_folder(base.out, given.label, seed))
-                experiment = replace(given, data=data).build(config)
-                over = len(rows) * len(seeds) + len(row.summaries)
-                watchers = [*(watch(given.label, over) if watch else ()), *bar(given.label, over)]
-                row.summaries.append(complete(experiment, engine, watchers, overwrite))
-            rows.append(row)
+    runs = [
+        (given, given.config({**settings, "seed": seed, "out": _folder(base.out, given, seed)}))
+        for given in everything
+        for seed in seeds
+    ]
+    at_a_time = 1 if watch else _runs_at_a_time(everything, settings)
+    summaries: list[Summary] = []
+    with engine_of(base) as engine, python_bar(progress, len(runs)) as bar:
+        for given, config in runs:
+            over = len(summaries)
+            configs = [config for _, config in runs[over:]]
+            due = len(configs) if overwrite else sum(not _has_ended(c) for c in configs)
+            if _worth_starting(min(at_a_time, due), due, summaries):
+                summaries += _side_by_side(configs, data, everything[0], at_a_time, bar, overwrite)
+                break
+            watchers = [
+                *(watch(given.label, over) if watch else ()),
+                bar.watcher(given.label, over),
+            ]
+            experiment = replace(given, data=data).build(config)
+            summaries.append(complete(experiment, engine, watchers, overwrite))
+    rows = [
+        Row(given.label, summaries[i * len(seeds) : (i + 1) * len(seeds)])
+        for i, given in enumerate(everything)
+    ]
     comparison = Comparison(rows)
     if base.out is not None:
         write_json(Path(base.out) / "comparison.json", comparison.as_json())
@@ -196,6 +219,70 @@ def check_methods(everything: Sequence[Given]) -> None:
         raise BadInput(f"two of {', '.join(sorted(labels))} would share a folder; rename one")
 
 
-def _folder(out: str | None, label: str, seed: int) -> str | None:
+def _folder(out: str | None, given: Given, seed: int) -> str | None:
     """A readable folder for one run of a comparison."""
-    return None if out is None else str(Path(out) / f"{file_name(label)}-seed{seed}")
+    return None if out is None else str(Path(out) / f"{file_name(given.label)}-seed{seed}")
+
+
+# ------------------------------------------------------------------ runs side by side
+
+
+def _runs_at_a_time(everything: Sequence[Given], settings: RunSettings) -> int:
+    """As many as the `workers` of an engine that has none of its own; 1 where nobody said so, or
+    where a method is an object, which other processes may not know."""
+    base = everything[0].config(settings)
+    known = all(isinstance(given.method, str) for given in everything)
+    alone = "workers" not in settings or base.engine not in ONE_PROCESS
+    return 1 if alone or not known else base.workers
+
+
+def _has_ended(config: RunConfig) -> bool:
+    """In an earlier command."""
+    return config.out is not None and RunPaths(config.out).summary.exists()
+
+
+def _worth_starting(at_a_time: int, due: int, ended: Sequence[Summary]) -> bool:
+    """Is the time that processes save more than what they need to start?"""
+    if at_a_time < 2 or not ended:
+        return False
+    return ended[-1].seconds * due * (1 - 1 / at_a_time) > START_SECONDS
+
+
+def _side_by_side(
+    configs: Sequence[RunConfig],
+    data: FederatedData,
+    given: Given,
+    workers: int,
+    bar: Bar,
+    overwrite: bool,
+) -> list[Summary]:
+    """Summaries of runs in processes of their own."""
+    model = None if isinstance(given.model, str) else given.model
+    lines = [bar.line(config.method) for config in configs]
+    summaries: dict[int, Summary] = {}
+
+    def hear(heard: Heard) -> None:
+        lines[heard.place].reached(heard.done, heard.steps, heard.headline)
+
+    work = _completed_anew if overwrite else _completed
+    with SideBySide(work, data, model, min(workers, len(configs)), hear) as processes:
+        for place, summary in processes.outcomes(configs):
+            lines[place].over()
+            summaries[place] = summary
+    return [summaries[place] for place in range(len(configs))]
+
+
+def _completed(
+    config: RunConfig,
+    data: FederatedData,
+    model: Model | None,
+    watchers: Sequence[Watcher],
+    overwrite: bool = False,
+) -> Summary:
+    """One run, in another process."""
+    experiment = Experiment.build(config, None, data, model)
+    with engine_of(config) as engine:
+        return complete(experiment, engine, watchers, overwrite)
+
+
+_completed_anew = partial(_completed, overwrite=True)

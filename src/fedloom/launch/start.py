@@ -74,7 +74,7 @@ def run(
     experiment = given.build(given.config(settings))
     check_policy(experiment, policy)
     with engine_of(experiment.config) as engine, python_bar(progress) as bar:
-        return start(experiment, engine, [*watchers, *bar(given.label, 0)], overwrite)
+        return start(experiment, engine, [*watchers, bar.watcher(given.label)], overwrite)
 
 
 @contextmanager
@@ -133,7 +133,7 @@ def resume(
     """
     experiment = rebuilt(path, "resume", method, data, model, rounds, imports)
     with engine_of(experiment.config) as engine, python_bar(progress) as bar:
-        return go_on(experiment, engine, [*watchers, *bar(str(path), 0)])
+        return go_on(experiment, engine, [*watchers, bar.watcher(str(path))])
 
 
 def go_on(experiment: Experiment, engine: Engine, watchers: Sequence[Watcher] = ()) -> Result:

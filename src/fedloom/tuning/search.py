@@ -11,14 +11,15 @@ from pathlib import Path
 from fedloom.core.metrics import metric
 from fedloom.durations import duration
 from fedloom.files import file_name
+from fedloom.launch.side_by_side import SideBySide
 from fedloom.runs.folder import RunPaths
 from fedloom.tuning.budget import trials_within
 from fedloom.tuning.halving import rungs, survivors
 from fedloom.tuning.plan import Plan
 from fedloom.tuning.points import points
-from fedloom.tuning.processes import Trials
 from fedloom.tuning.result import Tuned, TuneResult
 from fedloom.tuning.store import Store, Study
+from fedloom.tuning.trial import Outcome
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Search:
 
     plan: Plan
     store: Store
-    runs: Trials
+    runs: SideBySide[Outcome]
     note: Callable[[str], None]
 
     @cached_property
@@ -51,7 +52,7 @@ class Search:
             plan.config(place, plan.default(place), 1, self._folder(place, 0))
             for place in range(len(plan.labels))
         ]
-        per_round = [outcome.round_seconds for _, outcome in self.runs.advance(configs)]
+        per_round = [outcome.round_seconds for _, outcome in self.runs.outcomes(configs)]
         count = trials_within(seconds, per_round, plan.base.rounds, plan.base.workers, further)
         self.note(
             f"a round takes {duration(sum(per_round))} for all {len(configs)} methods together, so"
@@ -107,7 +108,7 @@ class Search:
             self.plan.config(place, trial, rung, self._folder(place, trial.number))
             for place, trial in due
         ]
-        for at, outcome in self.runs.advance(configs):
+        for at, outcome in self.runs.outcomes(configs):
             place, trial = due[at]
             self.studies[place].report(trial.number, rung, outcome)
             score = outcome.score

@@ -12,16 +12,17 @@ from fedloom.core.method import Method
 from fedloom.core.tunable import Log
 from fedloom.errors import BadInput
 from fedloom.files import write_json
+from fedloom.launch.side_by_side import SideBySide
 from fedloom.launch.start import with_settings
 from fedloom.runs.config import RunSettings
 from fedloom.runs.experiment import Model
 from fedloom.runs.given import Given
 from fedloom.tuning.budget import seconds_of
 from fedloom.tuning.plan import Plan
-from fedloom.tuning.processes import Trials
 from fedloom.tuning.result import TuneResult
 from fedloom.tuning.search import Search
 from fedloom.tuning.store import Store
+from fedloom.tuning.trial import advance
 
 TRIALS = 16
 """Of each method, where nobody says otherwise."""
@@ -62,7 +63,7 @@ def tune(
     with ExitStack() as stack:
         folder = plan.base.out or stack.enter_context(TemporaryDirectory(prefix="fedloom-tune-"))
         store = stack.enter_context(Store(Path(folder)))
-        runs = stack.enter_context(Trials(plan.data, plan.model, plan.base.workers))
+        runs = stack.enter_context(SideBySide(advance, plan.data, plan.model, plan.base.workers))
         search = Search(plan, store, runs, note or (lambda sentence: None))
         count = trials or TRIALS
         result = search.run(count if seconds is None else search.affordable(seconds))

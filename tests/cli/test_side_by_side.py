@@ -1,0 +1,124 @@
+"""Comparisons whose runs go side by side: same numbers, stops, failures and the bar."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import fedloom as fl
+from fedloom.launch import compare as compared
+from fedloom.launch.progress import Bar
+from helpers import fedloom
+
+SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Runs go side by side however short they are; how many, each time."""
+    begun: list[int] = []
+
+    class Counted(compared.SideBySide[Any]):
+        def outcomes(self, configs: Any) -> Any:
+            begun.append(len(configs))
+            return super().outcomes(configs)
+
+    monkeypatch.setattr(compared, "START_SECONDS", 0.0)
+    monkeypatch.setattr(compared, "SideBySide", Counted)
+    return begun
+
+
+def digests(comparison: fl.Comparison) -> list[str | None]:
+    """Of the states of every run."""
+    return [s.state_sha256 for row in comparison.rows for s in row.summaries]
+
+
+def test_runs_side_by_side_end_with_the_same_bytes(processes: list[int]) -> None:
+    alone = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **SMALL)
+    assert processes == []
+    beside = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], workers=2, **SMALL)
+    assert processes == [3]  # the first run shows how long one takes
+    assert digests(alone) == digests(beside)
+    assert [row.label for row in beside.rows] == ["fedavg", "fedrep"]
+    assert [s.seed for row in beside.rows for s in row.summaries] == [0, 1, 0, 1]
+
+
+def test_what_other_processes_would_not_know_stays_in_this_one(processes: list[int]) -> None:
+    heard: list[str] = []
+
+    def watch(label: str, over: int) -> list[fl.Watcher]:
+        heard.append(f"{label} {over}")
+        return []
+
+    fl.compare(["local", "fedavg"], seeds=[0, 1], workers=2, watch=watch, **SMALL)
+    assert heard == ["local 0", "local 1", "fedavg 2", "fedavg 3"]
+    fl.compare([fl.Ditto(lam=0.1)], seeds=[0, 1, 2], workers=2, **SMALL)
+    fl.compare(["fedavg"], seeds=[0, 1, 2], workers=2, engine="pool", **SMALL)
+    assert processes == []
+
+
+def test_short_runs_are_not_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(compared, "SideBySide", refused)
+    fl.compare(["local", "fedavg"], seeds=[0, 1], workers=2, **SMALL)
+
+
+def test_runs_that_ended_before_are_read(processes: list[int], tmp_path: Path) -> None:
+    """Three of four have ended: one is due, for which no process is started."""
+    options = {**SMALL, "workers": 2, "out": str(tmp_path / "c")}
+    whole = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **options)
+    (tmp_path / "c" / "fedrep-seed1" / "summary.json").unlink()
+    assert digests(fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **options)) == digests(whole)
+    assert processes == [3]
+    again = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], overwrite=True, **options)
+    assert processes == [3, 3]
+    assert digests(again) == digests(whole)
+
+
+def test_a_run_that_breaks_down_ends_the_comparison_with_its_sentence(
+    processes: list[int], tmp_path: Path
+) -> None:
+    with pytest.raises(fl.TrainingError, match=r"lr|finite|loss"):
+        fl.compare(
+            ["fedavg(lr=0.01)", "fedavg(lr=1e30)"],
+            seeds=[0, 1],
+            workers=2,
+            out=str(tmp_path / "c"),
+            **SMALL,
+        )
+    assert processes == [3]
+    assert (tmp_path / "c" / "fedavg-lr-0.01-seed0" / "summary.json").exists()
+
+
+def test_on_the_command_line_workers_count_runs(processes: list[int], tmp_path: Path) -> None:
+    options = [f"{key}={value}" for key, value in SMALL.items() if key != "model"]
+    out = str(tmp_path / "c")
+    done = fedloom("compare", "local", "fedavg", *options, "--seeds", "2", "--out", out)
+    assert processes == [3]
+    assert done.code == 0
+    rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["methods"]
+    assert [row["method"] for row in rows] == ["local", "fedavg"]
+
+
+def test_the_bar_adds_up_runs_that_go_on_together() -> None:
+    """Of three runs one was over before, one is done to a half and one to a quarter; then the
+    second ends, and news of it that come late are not shown."""
+    console = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Bar(console, runs=3) as bar:
+        whole = bar._progress.tasks[0]
+        before, second, third = (bar.line(name) for name in ("a", "b", "c"))
+        before.over()
+        second.reached(2, 4)
+        third.reached(1, 4)
+        assert whole.completed == 1.75
+        second.over()
+        second.reached(3, 4)
+        assert whole.completed == 2.25
+        assert [task.description for task in bar._progress.tasks] == ["all runs", "c"]
