@@ -194,7 +194,7 @@ def advice() -> str:
 
 
 def encoder() -> str:
-    """The papers' methods on a pretrained encoder, each with the rate that validation rows chose."""
+    """The papers' methods on a pretrained encoder, each with its rate by validation rows."""
     names = {"frozen": "frozen body", "lora": "LoRA adapters", "all": "all trained"}
     body = []
     for label, by_rate in sorted(read("encoder")["runs"].items()):

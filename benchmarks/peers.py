@@ -22,6 +22,7 @@ TORCH = "2.13.0"
 COMMON = (f"torch=={TORCH}", "numpy==2.4.6", "setuptools==84.2.1")
 PEERS = {
     "pfl": ("pfl[pytorch]==0.6.0", "dp-accounting==0.5.1", "prv-accountant==0.2.0"),
+    "pfllib": ("h5py==3.16.0", "scikit-learn==1.8.0", "matplotlib==3.11.2"),
     "flower": ("flwr[simulation]==1.41.0", "ray==2.55.1", "grpcio==1.85.1", "protobuf==6.33.6"),
 }
 # A network of its own, because Ray opens connections to outside addresses even when it is told
@@ -57,6 +58,7 @@ def environment(peer: str, folder: Path = FOLDER) -> dict[str, str]:
     _pins(peer)
     own = {
         "pfl": {"PFL_PYTORCH_DEVICE": "cpu"},
+        "pfllib": {},
         "flower": {
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",

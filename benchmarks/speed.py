@@ -22,10 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import page
 import peers
 from export import export
 
+from fedloom.data import load
 from fedloom.files import write_json
 from fedloom.runs.config import RunConfig
 from fedloom.runs.folder import current_versions
@@ -61,6 +63,37 @@ FEDPAC = {
     "engine": "pool",
     "protocol": "dbe",
 }
+
+
+TILED = "digits_tiled.npz"
+"""In the scratch folder: digits again and again, for many clients."""
+SMALL = {
+    "method": "fedavg",
+    "data": TILED,
+    "partition": "iid",
+    "clients": 1000,
+    "model": "mlp",
+    "batch_size": 10,
+    "lr": 0.1,
+    "rounds": 4,
+    "engine": "pool",
+    "protocol": "cohort",
+}
+"""18 rows each, 13 of them to train on."""
+USERS = {
+    "method": "fedavg",
+    "data": "fashion_mnist",
+    "partition": "iid",
+    "clients": 200,
+    "split": "capped(train=100, share=0.5)",
+    "model": "cnn4",
+    "batch_size": 10,
+    "lr": 0.05,
+    "rounds": 4,
+    "engine": "pool",
+    "protocol": "dbe",
+}
+"""As EMNIST's users are: 100 rows each."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +136,21 @@ DUELS = {
         peer="flower",
         plain=True,
     ),
+    "small_pfl": Duel("1,000 small clients against pfl", SMALL, "pfl_peer.py", 3.0, peer="pfl"),
+    "small_flower": Duel(
+        "1,000 small clients against Flower around the bare loop",
+        SMALL,
+        "flower_peer.py",
+        20.0,
+        peer="flower",
+    ),
+    "users_pfl": Duel("200 users against pfl", USERS, "pfl_peer.py", 1.5, peer="pfl"),
+    "users_flower": Duel(
+        "200 users against Flower around the bare loop", USERS, "flower_peer.py", 3.0, peer="flower"
+    ),
+    "users_pfllib": Duel(
+        "200 users against PFLlib's loop", USERS, "pfllib_peer.py", 2.0, peer="pfllib"
+    ),
 }
 
 
@@ -119,8 +167,11 @@ def run(command: list[str], variables: dict[str, str]) -> dict:
 def compete(name: str, duel: Duel, repeats: int, scratch: Path) -> dict:
     """All repeats of a duel."""
     folder = scratch / name
-    export(RunConfig.checked(duel.settings), folder)
-    (folder / "config.json").write_text(json.dumps(duel.settings))
+    settings = duel.settings
+    if settings["data"] == TILED:
+        settings = {**settings, "data": str(tiled(scratch, settings["clients"]))}
+    export(RunConfig.checked(settings), folder)
+    (folder / "config.json").write_text(json.dumps(settings))
     arguments = [str(folder), *(["--evaluate"] if duel.evaluate else [])]
     ours = [sys.executable, str(CONTESTANTS / "ours.py"), *arguments]
     rival, variables = [sys.executable, str(CONTESTANTS / duel.rival), *arguments], {}
@@ -136,6 +187,14 @@ def compete(name: str, duel: Duel, repeats: int, scratch: Path) -> dict:
         readings.append({who: found[who] for who in pair})
         print(f"{name} {i + 1}/{repeats}:", {w: round(_round(f), 2) for w, f in found.items()})
     return _result(duel, readings)
+
+
+def tiled(scratch: Path, clients: int) -> Path:
+    """Digits again and again, 18 rows for each client, as a file."""
+    once, rows = load("digits"), np.arange(18 * clients)
+    rows %= len(once)
+    np.savez(scratch / TILED, x=once.x[rows], y=np.asarray(once.y)[rows])
+    return (scratch / TILED).resolve()
 
 
 def _round(found: dict) -> float:

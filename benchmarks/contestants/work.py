@@ -73,7 +73,12 @@ class Work:
 
 
 def network(settings: dict) -> nn.Sequential:
-    """The 4-layer CNN, or FedPAC's for grey images, as plain modules."""
+    """The 4-layer CNN, FedPAC's for grey images, or the MLP for digits, as plain modules."""
+    if settings["model"] == "mlp":
+        body = nn.Sequential(
+            *(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU())
+        )
+        return nn.Sequential(body, nn.Linear(32, 10))
     if settings["model"] == "cnn4":
         body = nn.Sequential(
             *(nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2)),
