@@ -41,6 +41,7 @@ from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
 
 from fedloom.core.digest import digest
+from fedloom.engines import ray as ray_engine
 from fedloom.files import write_json
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.folder import current_versions
@@ -61,8 +62,6 @@ OTHERS |= {"clock": 20}
 """Troubles beside the kills, in a soak of 100 kills; of fewer in proportion."""
 NEEDS_DISK = {"full", "read_only"}
 JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
-PATIENCE = 300.0
-"""Seconds after which what is waited for hangs."""
 GOES_ON = "fedloom resume"
 UNFELT = 50
 """Rounds after which a limit of memory has no effect: what was freed before suffices."""
@@ -122,6 +121,7 @@ class Soak:
     def __init__(self, args: argparse.Namespace, disk: Disk, workers: Callable[[], list[Any]]):
         self.engine, self.rounds, self.kills = args.engine, args.rounds, args.kills
         self.minutes, self.disk, self.workers = args.minutes, disk, workers
+        self.patience: float = args.patience
         self.out = disk.path / "run"
         self.folder: Path = args.scratch / args.engine
         self.file = self.folder / "course.json"
@@ -207,7 +207,7 @@ class Soak:
         command = self.command = self.command or self._started()
         if command.wait(max(1.0, end - time.monotonic())) is None:  # the next soak goes on
             command.signal(signal.SIGTERM)
-            command.wait(PATIENCE)
+            command.wait(self.patience)
         elif command.code:
             self._loses("the end", f"{command.code}: {command.said()}")
         self.course.seconds = before + time.monotonic() - begun
@@ -223,7 +223,7 @@ class Soak:
         def there() -> bool:
             return rounds.count() >= at and (not at_work or self._holder() == command.pid)
 
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while not there() and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
@@ -242,7 +242,7 @@ class Soak:
         print("LOST", self.course.lost[-1], flush=True)
 
     def _check_left_behind(self, kind: str) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while (left := self.workers()) and time.monotonic() < end:
             time.sleep(0.02)
         if left:
@@ -252,7 +252,7 @@ class Soak:
 
     def _ends(self, command: Command, kind: str, code: int, *sentence: str) -> bool:
         """It has to end with this code, and say no more than one sentence that has these words."""
-        if command.wait(PATIENCE) is None:
+        if command.wait(self.patience) is None:
             command.kill()
             self._loses(kind, "it hung")
         said = [line for line in command.said().splitlines() if line.strip()]
@@ -330,7 +330,7 @@ class Soak:
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:
         """Some more rounds without a resume; true where it ended, which it must not."""
-        start, end = rounds.count(), time.monotonic() + PATIENCE
+        start, end = rounds.count(), time.monotonic() + self.patience
         while rounds.count() < min(start + 2, self.rounds) and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
@@ -428,7 +428,14 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
     words = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
     words += ["--port=6390", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
     ray = Path(sys.executable).with_name("ray")
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "2048"}
+    environment = {
+        **os.environ,
+        # As nice as this program: Ray's workers are nicer by 15, and on a busy machine do not get to
+        # import torch in the time that a run waits for them.
+        "RAY_worker_niceness": "0",
+        # What is freed goes back to the system, so that a limit of memory is felt later on.
+        "MALLOC_MMAP_THRESHOLD_": "8192",
+    }
     with open(folder / "ray.log", "wb") as log:
         head = subprocess.Popen([ray, *words], stdout=log, stderr=log, env=environment)
     process = psutil.Process(head.pid)
@@ -465,6 +472,9 @@ def raise_loopback() -> None:
 def surroundings(args: argparse.Namespace) -> Iterator[Callable[[], list[Any]]]:
     """What an engine needs; yields how its workers are found."""
     if args.engine == "ray":
+        # For the commands, which are forked from here.
+        ray_engine.FIRST_SECONDS = args.patience
+        os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"  # or it tells that no network is there
         folder = Path(f"/tmp/soak-ray-{os.getpid()}")  # sockets need a short path
         folder.mkdir()
         with ray_cluster(folder) as (args.ray_address, actors):
@@ -493,6 +503,12 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=1e4, help="of trouble; go on later")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=300,
+        help="seconds after which what is waited for hangs; raise it on a busy machine",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))
     args = parser.parse_args()

@@ -264,7 +264,9 @@ def test_the_server_cannot_tell_inputs_of_the_same_sum_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("pairwise(clip=0)", "clip is above 0"),
+        ("pairwise(clip=0)", "clip is a number of 1e-06 or more, not 0"),
+        ("pairwise(clip=1e-300)", "clip is a number of 1e-06 or more, not 1e-300"),
+        ("pairwise(clip=1e999)", "clip is a number of 1e-06 or more, not inf"),
         ("pairwise(bits=31)", "bits is from 2 to 30"),
         ("pairwise(modulus=33)", "modulus is one of"),
         ("pairwise(threshold=0.5)", "threshold is above 0.5"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import ClassVar
 
 from fedloom.core.aggregation import MEAN, Aggregation
@@ -16,6 +16,8 @@ from fedloom.registry import Registry
 secure_aggregations = Registry("secure aggregation")
 """Kinds by name."""
 
+LEAST = 1e-6
+"""Smallest `clip`: with less, everything that a network sends would be clipped to nothing."""
 FEWEST = 3
 """Clients of a round. A sum over one is its upload, and of two, each can subtract its own."""
 MODULI = (32, 40, 48, 56, 64)
@@ -43,9 +45,9 @@ class Pairwise:
 
     def __post_init__(self) -> None:
         for fits, what in (
-            (self.clip > 0, f"clip is above 0, not {self.clip}"),
+            (LEAST <= self.clip < inf, f"clip is a number of {LEAST:g} or more, not {self.clip}"),
             (2 <= self.bits <= 30, f"bits is from 2 to 30, not {self.bits}"),
-            (self.totals >= self.clip, f"totals is clip or more, not {self.totals}"),
+            (self.clip <= self.totals < inf, f"totals is clip or more, not {self.totals}"),
             (self.modulus in MODULI, f"modulus is one of {MODULI}, not {self.modulus}"),
             (
                 0.5 < self.threshold <= 1,

@@ -424,7 +424,7 @@ def _order_fault(order: OrderHead, permitted: Permitted, site: SiteConfig) -> st
             plan.seed != run.seed or plan.clients != run.clients
         ),
         f"round {plan.t} is none of the {run.rounds} that were agreed on": (
-            plan.t > run.rounds + (plan.kind == "adapt")
+            plan.t > run.rounds + (plan.kind != "train")  # what comes after training is one later
         ),
         f"the run has no step {order.step}": order.step not in form.steps,
         f"client {order.client} is not this site": (
