@@ -23,7 +23,7 @@ import argparse
 import json
 import os
 import random
-import resource
+import re
 import signal
 import subprocess
 import sys
@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from endurance.commands import Command, warm_up
+from endurance.commands import LIMIT_MEMORY, Command, warm_up
 from endurance.places import CLOCK, Disk, clock_file, library, protected, set_clock
 from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
@@ -63,6 +63,10 @@ OTHERS |= {"clock": 20}
 NEEDS_DISK = {"full", "read_only"}
 JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 GOES_ON = "fedloom resume"
+AT_START = Path(__file__).parent / "endurance" / "at_start"
+"""What Python processes of the Ray cluster import when they start."""
+OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: ")
+"""A line of Ray itself; it tells, for instance, that there is no network."""
 UNFELT = 50
 """Rounds after which a limit of memory has no effect: what was freed before suffices."""
 
@@ -255,7 +259,8 @@ class Soak:
         if command.wait(self.patience) is None:
             command.kill()
             self._loses(kind, "it hung")
-        said = [line for line in command.said().splitlines() if line.strip()]
+        lines = (line for line in command.said().splitlines() if line.strip())
+        said = [line for line in lines if not OF_RAY.match(line)]
         fits = len(said) == 1 and all(word in said[0] for word in sentence)
         if command.code != code or not fits:
             self._loses(kind, f"exit code {command.code}: {command.said()}")
@@ -277,11 +282,11 @@ class Soak:
 
     def _term(self, command: Command, rounds: Rounds) -> bool:
         command.signal(signal.SIGTERM)
-        return self._ends(command, "term", 130, "what is done is saved", GOES_ON)
+        return self._ends(command, "term", 130, "fedloom: stopped; ", GOES_ON)
 
     def _ctrl_c(self, command: Command, rounds: Rounds) -> bool:
         command.signal(signal.SIGINT, group=True)
-        return self._ends(command, "ctrl_c", 130, "what is done is saved", GOES_ON)
+        return self._ends(command, "ctrl_c", 130, "fedloom: stopped; ", GOES_ON)
 
     def _full(self, command: Command, rounds: Rounds) -> bool:
         try:
@@ -308,16 +313,18 @@ class Soak:
         return self._goes_on(command, rounds, "clock")
 
     def _memory(self, command: Command, rounds: Rounds) -> bool:
-        if self.engine == "ray":  # whose actors are there already
-            for actor in self.workers():
-                now = actor.memory_info().vms
-                resource.prlimit(actor.pid, resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
-        else:
+        actors = self.workers() if self.engine == "ray" else []
+        for actor in actors:  # which are there already
+            actor.send_signal(LIMIT_MEMORY)
+        if self.engine != "ray":
             command.kill()
             who = "worker" if self.engine == "pool" else "main"
             self.command = command = Command(self.words(self.out), self.log, who)
         start = rounds.count()
         while command.poll() is None and rounds.count() < start + UNFELT:
+            if actors and not any(map(psutil.pid_exists, (actor.pid for actor in actors))):
+                self.course.tries("memory, aborted")  # and Ray starts others
+                return self._goes_on(command, rounds, "memory")
             time.sleep(0.01)
         if command.poll() is None:
             command.kill()
@@ -430,11 +437,12 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
     ray = Path(sys.executable).with_name("ray")
     environment = {
         **os.environ,
-        # As nice as this program: Ray's workers are nicer by 15, and on a busy machine do not get to
-        # import torch in the time that a run waits for them.
+        # As nice as this program: Ray's workers are nicer by 15, and on a busy machine they do not
+        # get to import torch in the time that a run waits for them.
         "RAY_worker_niceness": "0",
-        # What is freed goes back to the system, so that a limit of memory is felt later on.
-        "MALLOC_MMAP_THRESHOLD_": "8192",
+        "PYTHONPATH": os.pathsep.join(
+            [str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
     with open(folder / "ray.log", "wb") as log:
         head = subprocess.Popen([ray, *words], stdout=log, stderr=log, env=environment)
@@ -474,7 +482,6 @@ def surroundings(args: argparse.Namespace) -> Iterator[Callable[[], list[Any]]]:
     if args.engine == "ray":
         # For the commands, which are forked from here.
         ray_engine.FIRST_SECONDS = args.patience
-        os.environ["RAY_BACKEND_LOG_LEVEL"] = "error"  # or it tells that no network is there
         folder = Path(f"/tmp/soak-ray-{os.getpid()}")  # sockets need a short path
         folder.mkdir()
         with ray_cluster(folder) as (args.ray_address, actors):

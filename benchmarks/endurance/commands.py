@@ -28,6 +28,8 @@ import psutil
 
 CAPABILITIES_3 = 0x20080522
 LITTLE = "FEDLOOM_LITTLE_MEMORY"
+LIMIT_MEMORY = signal.SIGUSR1
+"""Tells an actor of Ray to go on with little memory (`at_start/sitecustomize.py`)."""
 LEFT = 1 << 20
 """Bytes that a process with little memory has."""
 
@@ -90,7 +92,7 @@ class Command:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             _drop_privileges()
             if self.least_memory == "main":
-                _limit_memory()
+                limit_memory()
             elif self.least_memory == "worker":
                 os.environ[LITTLE] = "1"
             sys.argv = ["fedloom", *self.words]
@@ -118,7 +120,7 @@ def _drop_privileges() -> None:
         ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)())
 
 
-def _limit_memory() -> None:
+def limit_memory(*_: object) -> None:
     """No more than there is, and of what was freed before hardly anything: a process that has
     imported torch could go on with that for long."""
     now = psutil.Process().memory_info().vms
@@ -144,7 +146,7 @@ class _WarmProcess(ForkServerProcess):
         os.environ.clear()
         os.environ.update(self._environment)
         if LITTLE in os.environ:
-            _limit_memory()
+            limit_memory()
         super().run()
 
 

@@ -278,6 +278,8 @@ class Gate:
         site, proposal = self.site, let_in.permitted.proposal
         policy, counters, order = site.policy, Counters(site.state), let_in.order
         place, sha256 = _place(order), answer.object_id
+        if order is not None and "error" not in answer:
+            place["step"] = order.step  # for the dossier, which counts what noise was on
         if order is not None:
             in_all = counters.of(proposal.experiment).bytes + sent
             for refusal in byte_refusals(policy, sent, in_all):
