@@ -65,8 +65,8 @@ JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 GOES_ON = "fedloom resume"
 AT_START = Path(__file__).parent / "endurance" / "at_start"
 """What Python processes of the Ray cluster import when they start."""
-OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: ")
-"""A line of Ray itself; it tells, for instance, that there is no network."""
+OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: |\S*\(raylet\)")
+"""A line of Ray itself, which tells that there is no network, or that one of its workers died."""
 UNFELT = 50
 """Rounds after which a limit of memory has no effect: what was freed before suffices."""
 
@@ -133,12 +133,12 @@ class Soak:
         self.log = self.folder / "command.log"
         self.command: Command | None = None
         self.chance = random.Random(f"{args.seed} {args.engine} {self.course.troubles}")
-        self.planned = self._plan(random.Random(f"{args.seed} {args.engine}"))
+        self.planned = self._plan(random.Random(f"{args.seed} {args.engine}"), args.only)
         self.more = [f"ray_address={args.ray_address}"] if args.engine == "ray" else []
 
-    def _plan(self, rng: random.Random) -> list[tuple[int, str]]:
-        kinds = ["kill"] * self.kills
-        for kind, times in OTHERS.items():
+    def _plan(self, rng: random.Random, only: str | None) -> list[tuple[int, str]]:
+        kinds = [only or "kill"] * self.kills
+        for kind, times in () if only else OTHERS.items():
             kinds += [kind] * max(1, round(times * self.kills / 100))
         kinds = [k for k in kinds if self.disk.own or k not in NEEDS_DISK]
         kinds = [k for k in kinds if k != "clock" or CLOCK in os.environ]
@@ -313,16 +313,14 @@ class Soak:
         return self._goes_on(command, rounds, "clock")
 
     def _memory(self, command: Command, rounds: Rounds) -> bool:
-        actors = self.workers() if self.engine == "ray" else []
-        for actor in actors:  # which are there already
-            actor.send_signal(LIMIT_MEMORY)
-        if self.engine != "ray":
-            command.kill()
-            who = "worker" if self.engine == "pool" else "main"
-            self.command = command = Command(self.words(self.out), self.log, who)
+        if self._goes_on(command, rounds, "memory"):  # so that workers are there, too
+            return True
+        hungry = self.workers() or [command.process]
+        for process in hungry:
+            process.send_signal(LIMIT_MEMORY)
         start = rounds.count()
         while command.poll() is None and rounds.count() < start + UNFELT:
-            if actors and not any(map(psutil.pid_exists, (actor.pid for actor in actors))):
+            if self.engine == "ray" and not any(psutil.pid_exists(p.pid) for p in hungry):
                 self.course.tries("memory, aborted")  # and Ray starts others
                 return self._goes_on(command, rounds, "memory")
             time.sleep(0.01)
@@ -509,6 +507,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["kill", *OTHERS], help="in place of kills and all else")
     parser.add_argument("--minutes", type=float, default=1e4, help="of trouble; go on later")
     parser.add_argument(
         "--patience",
@@ -530,7 +529,7 @@ def main() -> None:
         soak.troubled()
         found = judged(soak, readings, soak.folder / "alone")
     print(json.dumps(found, indent=1))
-    saved(args.engine, found, args.results)
+    saved(f"{args.engine}, {args.only}" if args.only else args.engine, found, args.results)
 
 
 if __name__ == "__main__":

@@ -311,6 +311,12 @@ class Ray(Engine):
         ) as e:
             self._replace(worker, request, e)
             return None
+        except lost.RayTaskError as e:
+            # An actor answers with its own errors; these are Ray's around it, out of memory mostly.
+            if not isinstance(e, lost.RaySystemError | MemoryError):
+                raise
+            self._replace(worker, request, e)
+            return None
         member.under_way.popleft()
         answers = read_head(head, self.elsewhere)
         if portion is None:
