@@ -63,6 +63,8 @@ OTHERS |= {"clock": 20}
 NEEDS_DISK = {"full", "read_only"}
 JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 GOES_ON = "fedloom resume"
+STARTS = 10
+"""Of the Ray cluster, until one succeeds."""
 AT_START = Path(__file__).parent / "endurance" / "at_start"
 """What Python processes of the Ray cluster import when they start."""
 OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: |\S*\(raylet\)")
@@ -442,9 +444,7 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
             [str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])]
         ),
     }
-    with open(folder / "ray.log", "wb") as log:
-        head = subprocess.Popen([ray, *words], stdout=log, stderr=log, env=environment)
-    process = psutil.Process(head.pid)
+    process = ready_head([ray, *words], environment, folder / "ray.log")
 
     def actors() -> list[psutil.Process]:
         found = []
@@ -455,10 +455,6 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
         return found
 
     try:
-        while "Ray runtime started" not in (folder / "ray.log").read_text():
-            if head.poll() is not None:
-                raise SystemExit((folder / "ray.log").read_text())
-            time.sleep(0.2)
         yield "127.0.0.1:6390", actors
     finally:
         everyone = [*process.children(recursive=True), process]
@@ -467,6 +463,19 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
                 p.terminate()
         for p in psutil.wait_procs(everyone, timeout=20)[1]:
             p.kill()
+
+
+def ready_head(words: Sequence[str | Path], environment: dict[str, str], log: Path) -> Any:
+    """The process of a cluster's head. Ray gives a node 30 seconds to start, which are too few on a
+    busy machine; then it is tried again."""
+    for _ in range(STARTS):
+        with open(log, "wb") as file:
+            head = psutil.Popen(words, stdout=file, stderr=file, env=environment)
+        while head.poll() is None:
+            if "Ray runtime started" in log.read_text():
+                return head
+            time.sleep(0.2)
+    raise SystemExit(log.read_text())
 
 
 def raise_loopback() -> None:
