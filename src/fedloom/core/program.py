@@ -232,8 +232,10 @@ class Program:
 
     def _check_masks(self) -> None:
         """Something is sent: else whoever set `secure_aggregation` believes it is at work."""
-        sends = any(p.overrides("finish") or p.overrides("special") for p in self.method.parts)
-        if self.secure is not None and not any(self._shared) and not sends:
+        hooks = ("finish", "special")
+        beside = any(term.overrides(hook) for term in self.method.terms for hook in hooks)
+        own = any(getattr(type(self.method), h) is not getattr(Method, h) for h in hooks)
+        if self.secure is not None and not (any(self._shared) or beside or own):
             raise BadInput(
                 f"{self.method.name} sends nothing, so secure_aggregation has nothing to mask;"
                 " leave it out"

@@ -99,7 +99,7 @@ def small_cnn(
     classes: int,
     channels: tuple[int, ...] = (8, 16),
     hidden: int = 64,
-    norm: Literal["none", "batch"] | None = None,
+    norm: Literal["none", "batch"] = "none",
 ) -> Net:
     """A network of seconds: 3x3 convolutions with pooling, a layer of `hidden`, the head.
 
