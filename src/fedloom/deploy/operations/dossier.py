@@ -200,7 +200,7 @@ def _noise_of_site(
             privacy = parse_privacy(str(setting))
             told = _releases(privacy, settings[digest], left.values())
             worth = (told, f"{privacy.epsilon_after(told):.4g}", f"{privacy.delta:g}")
-        except BadInput as e:  # of a method that is registered at the server alone, for instance
+        except (BadInput, LookupError, ValueError) as e:  # of code that is not here, or a bad line
             worth = (f"cannot be counted: {plain(e)}", "", "")
         rows.append([_short(digest), plain(setting), len(left), *worth])
     if not rows:
