@@ -479,13 +479,14 @@ def secure() -> str:
             [
                 name,
                 *(f"{100 * accuracy:.1f}" for accuracy in r["accuracy"]),
+                f"{r['largest difference after one round']:.1e}",
                 f"{r['largest difference at the server']:.1e}",
                 *(f"{before / 1000:.1f} -> {after / 1000:.1f}" for before, after in (up, down)),
                 f"{r['more seconds per round']:.2f}",
             ]
         )
-    head = ["run", "plain, %", "masked, %", "largest difference", "kB up", "kB down"]
-    return rows([*head, "more s per round"], body)
+    head = ["run", "plain, %", "masked, %", "largest difference after a round", "at the end"]
+    return rows([*head, "kB up", "kB down", "more s per round"], body)
 
 
 def secure_shares() -> str:

@@ -3,6 +3,7 @@
     python benchmarks/soak.py --engine inline            2,000 rounds, 100 kills
     python benchmarks/soak.py --engine pool --rounds 300 --kills 20
     python benchmarks/soak.py --engine ray               in a network of its own, as Ray reaches out
+    python benchmarks/soak.py --only memory --kills 20   one kind of trouble in place of all
 
 A soak that was interrupted, or had its `--minutes`, goes on where it was (in `--scratch`), and its
 result is of the rounds that it has reached. At random rounds drawn from `--seed` there is a
@@ -23,7 +24,7 @@ import argparse
 import json
 import os
 import random
-import resource
+import re
 import signal
 import subprocess
 import sys
@@ -35,12 +36,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from endurance.commands import Command, warm_up
+from endurance.commands import LIMIT_MEMORY, Command, warm_up
 from endurance.places import CLOCK, Disk, clock_file, library, protected, set_clock
 from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
 
 from fedloom.core.digest import digest
+from fedloom.engines import ray as ray_engine
 from fedloom.files import write_json
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.folder import current_versions
@@ -61,9 +63,13 @@ OTHERS |= {"clock": 20}
 """Troubles beside the kills, in a soak of 100 kills; of fewer in proportion."""
 NEEDS_DISK = {"full", "read_only"}
 JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
-PATIENCE = 300.0
-"""Seconds after which what is waited for hangs."""
 GOES_ON = "fedloom resume"
+STARTS = 10
+"""Of the Ray cluster, until one succeeds."""
+AT_START = Path(__file__).parent / "endurance" / "at_start"
+"""What Python processes of the Ray cluster import when they start."""
+OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: |\S*\(raylet\)")
+"""A line of Ray itself, which tells that there is no network, or that one of its workers died."""
 UNFELT = 50
 """Rounds after which a limit of memory has no effect: what was freed before suffices."""
 
@@ -122,6 +128,7 @@ class Soak:
     def __init__(self, args: argparse.Namespace, disk: Disk, workers: Callable[[], list[Any]]):
         self.engine, self.rounds, self.kills = args.engine, args.rounds, args.kills
         self.minutes, self.disk, self.workers = args.minutes, disk, workers
+        self.patience: float = args.patience
         self.out = disk.path / "run"
         self.folder: Path = args.scratch / args.engine
         self.file = self.folder / "course.json"
@@ -129,12 +136,12 @@ class Soak:
         self.log = self.folder / "command.log"
         self.command: Command | None = None
         self.chance = random.Random(f"{args.seed} {args.engine} {self.course.troubles}")
-        self.planned = self._plan(random.Random(f"{args.seed} {args.engine}"))
+        self.planned = self._plan(random.Random(f"{args.seed} {args.engine}"), args.only)
         self.more = [f"ray_address={args.ray_address}"] if args.engine == "ray" else []
 
-    def _plan(self, rng: random.Random) -> list[tuple[int, str]]:
-        kinds = ["kill"] * self.kills
-        for kind, times in OTHERS.items():
+    def _plan(self, rng: random.Random, only: str | None) -> list[tuple[int, str]]:
+        kinds = [only or "kill"] * self.kills
+        for kind, times in () if only else OTHERS.items():
             kinds += [kind] * max(1, round(times * self.kills / 100))
         kinds = [k for k in kinds if self.disk.own or k not in NEEDS_DISK]
         kinds = [k for k in kinds if k != "clock" or CLOCK in os.environ]
@@ -207,7 +214,7 @@ class Soak:
         command = self.command = self.command or self._started()
         if command.wait(max(1.0, end - time.monotonic())) is None:  # the next soak goes on
             command.signal(signal.SIGTERM)
-            command.wait(PATIENCE)
+            command.wait(self.patience)
         elif command.code:
             self._loses("the end", f"{command.code}: {command.said()}")
         self.course.seconds = before + time.monotonic() - begun
@@ -223,7 +230,7 @@ class Soak:
         def there() -> bool:
             return rounds.count() >= at and (not at_work or self._holder() == command.pid)
 
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while not there() and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
@@ -242,7 +249,7 @@ class Soak:
         print("LOST", self.course.lost[-1], flush=True)
 
     def _check_left_behind(self, kind: str) -> None:
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + self.patience
         while (left := self.workers()) and time.monotonic() < end:
             time.sleep(0.02)
         if left:
@@ -252,10 +259,11 @@ class Soak:
 
     def _ends(self, command: Command, kind: str, code: int, *sentence: str) -> bool:
         """It has to end with this code, and say no more than one sentence that has these words."""
-        if command.wait(PATIENCE) is None:
+        if command.wait(self.patience) is None:
             command.kill()
             self._loses(kind, "it hung")
-        said = [line for line in command.said().splitlines() if line.strip()]
+        lines = (line for line in command.said().splitlines() if line.strip())
+        said = [line for line in lines if not OF_RAY.match(line)]
         fits = len(said) == 1 and all(word in said[0] for word in sentence)
         if command.code != code or not fits:
             self._loses(kind, f"exit code {command.code}: {command.said()}")
@@ -277,11 +285,11 @@ class Soak:
 
     def _term(self, command: Command, rounds: Rounds) -> bool:
         command.signal(signal.SIGTERM)
-        return self._ends(command, "term", 130, "what is done is saved", GOES_ON)
+        return self._ends(command, "term", 130, "fedloom: stopped; ", GOES_ON)
 
     def _ctrl_c(self, command: Command, rounds: Rounds) -> bool:
         command.signal(signal.SIGINT, group=True)
-        return self._ends(command, "ctrl_c", 130, "what is done is saved", GOES_ON)
+        return self._ends(command, "ctrl_c", 130, "fedloom: stopped; ", GOES_ON)
 
     def _full(self, command: Command, rounds: Rounds) -> bool:
         try:
@@ -308,16 +316,16 @@ class Soak:
         return self._goes_on(command, rounds, "clock")
 
     def _memory(self, command: Command, rounds: Rounds) -> bool:
-        if self.engine == "ray":  # whose actors are there already
-            for actor in self.workers():
-                now = actor.memory_info().vms
-                resource.prlimit(actor.pid, resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
-        else:
-            command.kill()
-            who = "worker" if self.engine == "pool" else "main"
-            self.command = command = Command(self.words(self.out), self.log, who)
+        if self._goes_on(command, rounds, "memory"):  # so that workers are there, too
+            return True
+        hungry = self.workers() or [command.process]
+        for process in hungry:
+            process.send_signal(LIMIT_MEMORY)
         start = rounds.count()
         while command.poll() is None and rounds.count() < start + UNFELT:
+            if self.engine == "ray" and not any(psutil.pid_exists(p.pid) for p in hungry):
+                self.course.tries("memory, aborted")  # and Ray starts others
+                return self._goes_on(command, rounds, "memory")
             time.sleep(0.01)
         if command.poll() is None:
             command.kill()
@@ -330,7 +338,7 @@ class Soak:
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:
         """Some more rounds without a resume; true where it ended, which it must not."""
-        start, end = rounds.count(), time.monotonic() + PATIENCE
+        start, end = rounds.count(), time.monotonic() + self.patience
         while rounds.count() < min(start + 2, self.rounds) and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
@@ -428,10 +436,16 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
     words = ["start", "--head", "--block", "--num-cpus=2", "--include-dashboard=false"]
     words += ["--port=6390", "--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
     ray = Path(sys.executable).with_name("ray")
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "2048"}
-    with open(folder / "ray.log", "wb") as log:
-        head = subprocess.Popen([ray, *words], stdout=log, stderr=log, env=environment)
-    process = psutil.Process(head.pid)
+    environment = {
+        **os.environ,
+        # As nice as this program: Ray's workers are nicer by 15, and on a busy machine they do not
+        # get to import torch in the time that a run waits for them.
+        "RAY_worker_niceness": "0",
+        "PYTHONPATH": os.pathsep.join(
+            [str(AT_START), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
+    }
+    process = ready_head([ray, *words], environment, folder / "ray.log")
 
     def actors() -> list[psutil.Process]:
         found = []
@@ -442,10 +456,6 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
         return found
 
     try:
-        while "Ray runtime started" not in (folder / "ray.log").read_text():
-            if head.poll() is not None:
-                raise SystemExit((folder / "ray.log").read_text())
-            time.sleep(0.2)
         yield "127.0.0.1:6390", actors
     finally:
         everyone = [*process.children(recursive=True), process]
@@ -454,6 +464,19 @@ def ray_cluster(folder: Path) -> Iterator[tuple[str, Callable[[], list[psutil.Pr
                 p.terminate()
         for p in psutil.wait_procs(everyone, timeout=20)[1]:
             p.kill()
+
+
+def ready_head(words: Sequence[str | Path], environment: dict[str, str], log: Path) -> Any:
+    """The process of a cluster's head. Ray gives a node 30 seconds to start, which are too few on a
+    busy machine; then it is tried again."""
+    for _ in range(STARTS):
+        with open(log, "wb") as file:
+            head = psutil.Popen(words, stdout=file, stderr=file, env=environment)
+        while head.poll() is None:
+            if "Ray runtime started" in log.read_text():
+                return head
+            time.sleep(0.2)
+    raise SystemExit(log.read_text())
 
 
 def raise_loopback() -> None:
@@ -465,6 +488,8 @@ def raise_loopback() -> None:
 def surroundings(args: argparse.Namespace) -> Iterator[Callable[[], list[Any]]]:
     """What an engine needs; yields how its workers are found."""
     if args.engine == "ray":
+        # For the commands, which are forked from here.
+        ray_engine.FIRST_SECONDS = args.patience
         folder = Path(f"/tmp/soak-ray-{os.getpid()}")  # sockets need a short path
         folder.mkdir()
         with ray_cluster(folder) as (args.ray_address, actors):
@@ -492,7 +517,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=["kill", *OTHERS], help="in place of kills and all else")
     parser.add_argument("--minutes", type=float, default=1e4, help="of trouble; go on later")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=300,
+        help="seconds after which what is waited for hangs; raise it on a busy machine",
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))
     args = parser.parse_args()
@@ -507,7 +539,9 @@ def main() -> None:
         soak.troubled()
         found = judged(soak, readings, soak.folder / "alone")
     print(json.dumps(found, indent=1))
-    saved(args.engine, found, args.results)
+    if args.only:
+        found.pop("grows")  # as in the soak of all troubles
+    saved(f"{args.engine}, {args.only}" if args.only else args.engine, found, args.results)
 
 
 if __name__ == "__main__":

@@ -27,19 +27,18 @@ from typing import Any
 import psutil
 
 CAPABILITIES_3 = 0x20080522
-LITTLE = "FEDLOOM_LITTLE_MEMORY"
-LEFT = 1 << 20
-"""Bytes that a process with little memory has."""
+LIMIT_MEMORY = signal.SIGUSR1
+"""Tells a command, a worker of the pool, or an actor of Ray (`at_start/sitecustomize.py`) to go on
+with little memory."""
+LEFT, PIECE = 1 << 20, 1 << 13
+"""Bytes that a process with little memory has, and the most that it has in one place."""
 
 
 class Command:
     """A `fedloom ...` that runs, or has run, in a session of its own."""
 
-    def __init__(
-        self, words: Sequence[str | Path], log: Path, least_memory: str | None = None
-    ) -> None:
-        """`least_memory` is `main` or `worker`: who gets no more memory than it begins with."""
-        self.words, self.log, self.least_memory = list(map(str, words)), log, least_memory
+    def __init__(self, words: Sequence[str | Path], log: Path) -> None:
+        self.words, self.log = list(map(str, words)), log
         self.code: int | None = None
         """Negative: the signal that ended it."""
         log.unlink(missing_ok=True)
@@ -88,11 +87,8 @@ class Command:
             os.close(out)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(LIMIT_MEMORY, limit_memory)
             _drop_privileges()
-            if self.least_memory == "main":
-                _limit_memory()
-            elif self.least_memory == "worker":
-                os.environ[LITTLE] = "1"
             sys.argv = ["fedloom", *self.words]
             from fedloom.cli import main
 
@@ -118,18 +114,18 @@ def _drop_privileges() -> None:
         ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)())
 
 
-def _limit_memory() -> None:
+def limit_memory(*_: object) -> None:
     """No more than there is, and of what was freed before hardly anything: a process that has
     imported torch could go on with that for long."""
     now = psutil.Process().memory_info().vms
     libc = ctypes.CDLL(None)
     libc.malloc.restype = ctypes.c_void_p
-    left = [libc.malloc(1 << 13) for _ in range(LEFT >> 13)]
+    left = [libc.malloc(PIECE) for _ in range(2 * LEFT // PIECE)]
     resource.setrlimit(resource.RLIMIT_AS, (now // 2, resource.RLIM_INFINITY))
     for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
         while libc.malloc(size):
             pass
-    for piece in left:
+    for piece in left[::2]:  # no two beside each other, which would be one
         libc.free(ctypes.c_void_p(piece))
 
 
@@ -143,8 +139,7 @@ class _WarmProcess(ForkServerProcess):
     def run(self) -> None:
         os.environ.clear()
         os.environ.update(self._environment)
-        if LITTLE in os.environ:
-            _limit_memory()
+        signal.signal(LIMIT_MEMORY, limit_memory)
         super().run()
 
 

@@ -47,10 +47,11 @@ def fitted(value: Any, annotation: Any) -> Any:
 
     A value of the type is passed on as it was written: a whole number is a float too, a truth
     value is no number. Otherwise a list may become a tuple or list and a word a path, as JSON
-    values do; the text "1" never becomes a number.
+    values do; the text "1" never becomes a number. Where "none" is one of the words that are taken,
+    a bare `none` is that word.
 
-    >>> fitted(1, float), fitted((1, 2), list[int])
-    (1, [1, 2])
+    >>> fitted(1, float), fitted((1, 2), list[int]), fitted(None, Literal["none", "batch"])
+    (1, [1, 2], 'none')
     """
     adapter = _adapter(annotation)
     if adapter is None:
@@ -61,6 +62,8 @@ def fitted(value: Any, annotation: Any) -> Any:
         problem = e
     else:
         return value
+    if value is None and "none" in (_words(annotation) or ()):
+        return "none"
     try:
         return adapter.validate_json(json.dumps(value), strict=True)
     except (ValidationError, TypeError, ValueError):

@@ -16,8 +16,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from fedloom.core.aggregation import aggregations
+from fedloom.core.compression import compressions
+from fedloom.core.hostile import hostilities
 from fedloom.core.method import Method
+from fedloom.core.privacy import privacies
 from fedloom.core.protocol import PROTOCOLS, Protocol
+from fedloom.core.secure.setting import secure_aggregations
 from fedloom.core.task import tasks
 from fedloom.core.term import Term
 from fedloom.data import augmentations, modifiers, partitions, register_data, shifts, splits
@@ -342,6 +347,11 @@ _REGISTRIES: dict[str, tuple[Registry, ...]] = {
     "shifts": (shifts,),
     "splits": (splits,),
     "augmentations": (augmentations,),
+    "aggregation": (aggregations,),
+    "secure_aggregation": (secure_aggregations,),
+    "compression": (compressions,),
+    "privacy": (privacies,),
+    "hostile": (hostilities,),
 }
 _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "methods": _methods,
@@ -352,6 +362,11 @@ _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "shifts": _registered("shifts"),
     "splits": _registered("splits"),
     "augmentations": _registered("augmentations"),
+    "aggregation": _registered("aggregation"),
+    "secure_aggregation": _registered("secure_aggregation"),
+    "compression": _registered("compression"),
+    "privacy": _registered("privacy"),
+    "hostile": _registered("hostile"),
     "protocols": _protocols,
     "engines": _engines,
 }

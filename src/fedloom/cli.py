@@ -511,7 +511,7 @@ def list_command(
         str,
         typer.Argument(
             help="methods, models, tasks, data, partitions, splits, shifts, augmentations,"
-            " protocols or engines."
+            " aggregation, secure_aggregation, compression, privacy, hostile, protocols or engines."
         ),
     ] = "methods",
     *,
@@ -895,12 +895,21 @@ def _stoppable(folder: str, again: str = "", log: str | None = None) -> Iterator
         with stops_as_ctrl_c():
             yield
     except KeyboardInterrupt:
-        begun = several or (Path(folder) / "config.json").exists()
-        how = f"what is done is saved; go on with: {again}" if begun else "nothing was done yet"
-        _note(f"stopped; {how}")
+        _note(f"stopped; {_what_is_kept(None if several else Path(folder), again)}")
         sys.exit(130)
     except (WorkerLost, TooFewClients, CheckpointError, DiskError, OutOfMemory) as e:
         raise type(e)(f"{e}; to go on: {again}") from None
+
+
+def _what_is_kept(run: Path | None, again: str) -> str:
+    """Of a run that was stopped, or of several (None), and how it goes on."""
+    if run is not None:
+        if not (run / "config.json").exists():
+            return "nothing was done yet"
+        journal = run / "metrics.jsonl"
+        if not journal.exists() or not journal.stat().st_size:
+            return f"no round was done yet; begin again with: {again}"
+    return f"what is done is saved; go on with: {again}"
 
 
 def _note(text: str) -> None:

@@ -4,6 +4,7 @@
     digests.jsonl      StepDigests, a line for every step
     ledger.jsonl       SharedSet and LedgerStep
     diagnostics.jsonl  Finding
+    unmasked.jsonl     UnmaskedSum, with masked uploads of other people's clients
     summary.json       Summary, when the run has ended
 
 All of them are frozen and made of plain values. NaN and infinities are written as null and read as
@@ -191,6 +192,15 @@ class RoundRecord:
     def score(self, at: At) -> Score | None:
         """The score of this key, if it was taken in this step."""
         return next((score for score in self.scores if score.at == at), None)
+
+
+@dataclass(frozen=True)
+class UnmaskedSum:
+    """A sum of masked uploads that the server asked its clients to unmask."""
+
+    step: int
+    clients: tuple[int, ...]
+    """Whose uploads are in it."""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,19 @@ def delaying_stops() -> Iterator[None]:
 
 
 @contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """Handlers that something inside puts in place, as Ray does, are gone after the block."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, *ENDS)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for s, handler in before.items():
+                if handler is not None:  # one that Python did not install
+                    signal.signal(s, handler)
+
+
+@contextmanager
 def _handled(signals: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread receives signals and may change their handlers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from flwr.app import Array, MessageType, RecordDict
 from gated_site import OTHER, SITE, GatedSite, assess_here, gated_site
 
 from fedloom.audit import verify
+from fedloom.core.message import Plan
+from fedloom.core.round import Round, initial_server, send
 from fedloom.deploy.consent.approvals import data_version
 from fedloom.deploy.consent.proposal import code_refusals, propose
 from fedloom.deploy.gate.counters import Counters
@@ -24,7 +27,10 @@ from fedloom.deploy.gate.decide import Gate
 from fedloom.deploy.gate.supernode import GatedNode
 from fedloom.deploy.processes.federation import app_of
 from fedloom.deploy.settings import Settings
+from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.engines.flower import codec
+from fedloom.engines.flower.codec import Order
 from fedloom.engines.zstd_arrays import STYPE, squeeze, unpacked
 from fedloom.policy import Policy, limits
 
@@ -136,6 +142,27 @@ def test_no_more_rounds_are_answered_than_were_approved(site: GatedSite) -> None
     assert "3 rounds were approved" in site.ask(another).error
     site.desk.approve(digest, assess_here(site.file, digest, True))
     assert not site.ask(another).error
+
+
+def test_what_a_method_does_after_its_last_round_is_answered(site: GatedSite) -> None:
+    """SphereFed's calibration is a step of round 4 of 3, and the only one of its kind."""
+    site.say('allow = ["class_means", "class_counts"]')
+    changes = {"method": "spherefed", "model": "mlp(hidden=[16], norm=batch)"}
+    site.approve(**changes)
+    settings = Settings.read(site.configuration(**changes))
+    program = SiteData(site.desk.site, settings).experiment().program
+
+    def asked(plan: Plan) -> str:
+        r = Round(program, plan, initial_server(program), [0, 1])
+        order = Order(0, "client", send(r, 0), None, None)
+        return site.ask(codec.write_order(order, {}), override=changes).error
+
+    first, calibration = program.schedule(3)[0], program.schedule(3)[-1]
+    assert (calibration.kind, calibration.t) == ("special", 4)
+    assert asked(first) == ""
+    assert asked(calibration) == ""
+    assert "round 4 is none of the 3" in asked(replace(first, t=4))
+    assert "round 5 is none of the 3" in asked(replace(calibration, t=5))
 
 
 def test_a_round_that_was_asked_for_again_counts_where_the_data_is_another(site: GatedSite) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import sys
 import tarfile
@@ -26,11 +27,12 @@ from test_sites import CONFIG, NAMES, deployed, write_sites
 
 from fedloom import run
 from fedloom.audit import AuditLog, verify
+from fedloom.core.privacy import parse_privacy
 from fedloom.core.round import merge
 from fedloom.data import cache
 from fedloom.deploy.operations import backup
 from fedloom.deploy.operations.copies import folder_bytes
-from fedloom.deploy.operations.dossier import dossier_of_run, dossier_of_site
+from fedloom.deploy.operations.dossier import _noise_of_site, dossier_of_run, dossier_of_site
 from fedloom.deploy.operations.log_lines import RotatingLog, logged
 from fedloom.deploy.operations.metrics import AuditCounts, Sample, exposition, run_samples, serving
 from fedloom.deploy.project.new import write_project
@@ -411,6 +413,46 @@ def test_dossier_of_a_site_has_settings_tensors_and_the_proposal(
     assert "model/head." not in page
     proposal = f"proposal-{digest[:16]}.json"
     assert by_policy or json.loads(dossier.records[proposal])["proposal"]["app"] == site.app.sha256
+
+
+def test_dossier_of_a_site_says_what_noise_was_worth(tmp_path: Path) -> None:
+    """Two rounds are answered, one of them twice with the same bytes."""
+    changes = {"privacy": "client(noise=0.5, delta=1e-06)"}
+    with gated_site(tmp_path) as site:
+        site.approve(**changes)
+        for order in (site.order(), site.order(t=2), site.order()):
+            assert not site.ask(order, override=changes).error
+        (_, table) = dossier_of_site(site.file).sections["Noise"]
+    epsilon = parse_privacy(changes["privacy"]).epsilon_after(2)
+    assert _cells(table)[-5:] == [changes["privacy"], "2", "2", f"{epsilon:.4g}", "1e-06"]
+
+
+def test_releases_of_a_site_are_counted_by_what_was_done() -> None:
+    """Of three epochs a round every row is in three noisy batches; scores, special rounds and
+    messages around a masked round have no gradients in them."""
+    privacy = "example(noise=2.0)"
+    settings = {"method": "fedavg", "epochs": 3, "privacy": privacy}
+    approved = {"event": "approved", "digest": "d", "settings": settings}
+    steps = [("client", "train model"), ("client", "train model"), ("evaluate", "train model")]
+    steps += [("client", "special secure_aggregation.keys"), ("client", "special dbe.mean")]
+    sent = [
+        {"event": "sent", "proposal": "d", "sha256": str(i), "task": task, "step": step, "round": 1}
+        for i, (task, step) in enumerate(steps)
+    ]
+    (_, table) = _noise_of_site([approved, *sent], sent)
+    epsilon = parse_privacy(privacy).epsilon_after(6)
+    assert _cells(table)[-4:] == ["5", "6", f"{epsilon:.4g}", "1e-05"]
+
+
+def test_dossier_of_a_site_whose_runs_have_no_noise_says_so() -> None:
+    approved = {"event": "approved", "digest": "d", "settings": {"method": "fedavg"}}
+    sent = [{"event": "sent", "proposal": "d", "sha256": "1", "step": "train model", "round": 1}]
+    assert "as the method made it" in _noise_of_site([approved, *sent], sent)[0]
+
+
+def _cells(table: str) -> list[str]:
+    """What stands in the table, from left to right."""
+    return [text.strip() for text in re.split(r"<[^>]+>", table) if text.strip()]
 
 
 def test_dossier_of_a_run_shows_one_client_alone(files: list[Path], tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -119,12 +120,14 @@ def on_this_machine(scratch: Path) -> Report:
     """Everything that two actors on one node can show."""
     os.environ["RAY_ADDRESS"] = "127.0.0.1:1"  # no address means a Ray of its own, all the same
     engine = Ray(2)
+    ends = signal.getsignal(signal.SIGTERM)
     report: Report = {
         "unreachable": raised(lambda: start(build("fedavg"), Ray(2, address="127.0.0.1:1")))
     }
     try:
         report["same"] = {m: both(build(m, **s), engine) for m, s in EXPRESSIONS}
         alive = actors()
+        report["sigterm as before"] = signal.getsignal(signal.SIGTERM) == ends
         report["arrays"] = both(arrays(), engine)
         report["several inputs"] = both(several_inputs(), engine)
         report["imported"] = both(imported(), engine)

@@ -187,9 +187,11 @@ def test_a_budget_leaves_room_for_the_rounds_that_measure_at_the_end() -> None:
     assert result.accuracy >= 0
 
 
-def test_a_budget_for_no_round_at_all_is_refused() -> None:
+def test_a_budget_for_no_round_at_all_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    out = tmp_path / "run"
     with pytest.raises(BadInput, match="over the budget"):
-        run(privacy="client(budget=0.1)")
+        run(privacy="client(budget=0.1)", out=str(out))
+    assert not out.exists()
 
 
 # ------------------------------------------------------------------ a site's rules

@@ -64,6 +64,20 @@ def test_the_same_bytes_and_numbers(method: str, report: dict[str, Any]) -> None
     assert on_ray == inline
 
 
+def test_sigterm_still_stops_a_run_as_ctrl_c_does(report: dict[str, Any]) -> None:
+    """Ray puts a handler in its place that ends the process without a word."""
+    assert report["here"]["sigterm as before"]
+
+
+def test_an_error_of_ray_around_an_actor_is_known_by_its_class() -> None:
+    """By which the engine tells that an actor, for instance out of memory, is lost."""
+    errors = pytest.importorskip("ray.exceptions")
+    for cause in (errors.RaySystemError("no buffer"), MemoryError()):
+        raised = errors.RayTaskError("answer", "", cause).as_instanceof_cause()
+        assert isinstance(raised, errors.RayTaskError)
+        assert isinstance(raised, errors.RaySystemError | MemoryError)
+
+
 def test_different_runs_differ(report: dict[str, Any]) -> None:
     """What is compared above is not the same for every run."""
     assert len({inline for _, inline in report["here"]["same"].values()}) == len(EXPRESSIONS)

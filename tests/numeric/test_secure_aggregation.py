@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,9 +30,12 @@ from fedloom.core.tree import State
 from fedloom.engines import Absent, JobOf
 from fedloom.engines.inline import Inline
 from fedloom.errors import NotUnmasked, TooFewAnswers
+from fedloom.files import write_json
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
+from fedloom.runs.folder import RunFolder
 from fedloom.runs.runner import Runner
+from fedloom.runs.unmasked_sums import UnmaskedSums
 from fedloom.testing.federations import digits
 
 # ------------------------------------------------------------------ numbers
@@ -264,7 +269,9 @@ def test_the_server_cannot_tell_inputs_of_the_same_sum_apart() -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("pairwise(clip=0)", "clip is above 0"),
+        ("pairwise(clip=0)", "clip is a number of 1e-06 or more, not 0"),
+        ("pairwise(clip=1e-300)", "clip is a number of 1e-06 or more, not 1e-300"),
+        ("pairwise(clip=1e999)", "clip is a number of 1e-06 or more, not inf"),
         ("pairwise(bits=31)", "bits is from 2 to 30"),
         ("pairwise(modulus=33)", "modulus is one of"),
         ("pairwise(threshold=0.5)", "threshold is above 0.5"),
@@ -274,6 +281,14 @@ def test_the_server_cannot_tell_inputs_of_the_same_sum_apart() -> None:
 def test_settings_without_sense_are_refused(text: str, match: str) -> None:
     with pytest.raises(BadInput, match=match):
         parse_secure_aggregation(text)
+
+
+def test_a_wider_range_keeps_the_step() -> None:
+    usual = Pairwise()
+    assert usual.wider(True, False) == Pairwise(clip=16.0, bits=23)
+    assert usual.wider(True, False).step == usual.step
+    assert usual.wider(False, True) == Pairwise(totals=2e6)
+    assert Pairwise(bits=30).wider(True, True) == Pairwise(clip=16.0, bits=30, totals=2e6)
 
 
 def test_an_expression_reads_back_and_true_is_the_usual_kind() -> None:
@@ -439,6 +454,7 @@ def test_clipped_numbers_are_counted_and_told(caplog: pytest.LogCaptureFixture) 
     clipped = runner.records[0].notes[SECURE]["clipped"]
     assert clipped > 0
     assert f"{clipped} numbers of uploads were clipped" in caplog.text
+    assert "set secure_aggregation = 'pairwise(clip=0.5, bits=23)'" in caplog.text
     assert max(float(v.abs().max()) for v in runner.server["model"].values()) <= 0.25
     assert played(Inline(), rounds=1).records[0].notes[SECURE]["clipped"] == 0
 
@@ -536,3 +552,58 @@ def test_what_is_in_the_clear_is_declared() -> None:
 def test_a_run_without_it_is_what_it_was() -> None:
     result = run("fedavg", DATA, model="mlp(hidden=[8])", rounds=1, engine="inline")
     assert SECURE not in result.server
+
+
+# ------------------------------------------------------------------ the same step again
+
+
+class AtSites(Leaving):
+    """Clients of other people."""
+
+    keeps_states = True
+
+
+def run_at_sites(out: Path, engine: AtSites) -> Runner:
+    """A new run in the folder, or the one that is there."""
+    with RunFolder.open(out) if (out / "config.json").exists() else RunFolder.create(out) as folder:
+        write_json(folder.config, {})
+        runner = Runner(experiment(), engine, folder)
+        runner.restore()
+        runner.run()
+        return runner
+
+
+def test_a_second_sum_of_a_step_does_not_tell_a_single_upload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server is killed when the sum over 0..4 is unmasked, and goes on from before it. Without
+    client 2 the second sum would differ from the first by its upload alone; with everybody it is
+    the same sum, and the run ends as one that nobody killed."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "_commit", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_at_sites(tmp_path, AtSites({}))
+    without = AtSites({(1, "round"): {2}})
+    with pytest.raises(NotUnmasked, match=r"the two would tell what client 2 sent; .* remove"):
+        run_at_sites(tmp_path, without)
+    assert "unmask" not in [step for _, step, _ in without.seen]
+    runner = run_at_sites(tmp_path, AtSites({}))
+    assert close(runner.server, played(Inline()).server, steps=0.001)
+    lines = (tmp_path / "unmasked.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": step, "clients": [0, 1, 2, 3, 4]} for step in (0, 1)
+    ]
+
+
+def test_sums_that_differ_by_many_clients_may_both_be_had(tmp_path: Path) -> None:
+    """Of {0..4} and {3..7}, six clients: their difference is of three against three."""
+    sums = UnmaskedSums(tmp_path / "unmasked.jsonl")
+    sums.begin(3, range(5))
+    UnmaskedSums(sums.path).begin(3, range(3, 8))
+    UnmaskedSums(sums.path).begin(4, range(4))
+    with pytest.raises(NotUnmasked, match="what clients 3 and 8 sent"):
+        UnmaskedSums(sums.path).begin(3, range(4, 9))

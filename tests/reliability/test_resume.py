@@ -280,7 +280,7 @@ def test_ctrl_c_while_workers_start_is_one_sentence_too(tmp_path: Path) -> None:
     done = finish(process)
     assert done.code == 130
     assert done.err.splitlines() == [
-        f"fedloom: stopped; what is done is saved; go on with: fedloom resume {out}"
+        f"fedloom: stopped; no round was done yet; begin again with: fedloom resume {out}"
     ]
 
 

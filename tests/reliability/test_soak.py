@@ -39,4 +39,5 @@ def test_a_run_with_every_trouble_is_the_run_without(tmp_path: Path) -> None:
     assert all(found["same"].values()), found["same"]
     assert found["tried"]["kill"] == 2
     assert {"term", "ctrl_c", "protected", "memory"} <= found["tried"].keys()
+    assert "memory, not felt" not in found["tried"]
     assert found["rounds_again"]["most"] <= 5  # rounds between two checkpoints

@@ -63,6 +63,20 @@ def test_settings_of_a_method_make_rows_of_their_own(tmp_path: Path) -> None:
     ]
 
 
+def test_what_one_of_two_rows_does_not_have_only_the_other_says(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", steps=5)
+    write_run(tmp_path / "b", "fedavg", secure_aggregation="pairwise")
+    write_run(tmp_path / "c", "fedavg", privacy="client(noise=0.5)")
+    write_run(tmp_path / "d", "fedavg")
+    (group,) = group_runs(find_runs([tmp_path]))
+    assert [row.label for row in group.rows] == [
+        "fedavg (steps 5)",
+        "fedavg (secure_aggregation pairwise)",
+        "fedavg (privacy client(noise=0.5))",
+        "fedavg",
+    ]
+
+
 def test_a_run_given_twice_counts_once(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     write_run(tmp_path / "b")

@@ -208,6 +208,15 @@ def test_a_run_that_was_stopped_early_is_marked(tmp_path: Path) -> None:
     assert page.cells("g0-runs", "state") == ["stopped: the loss did not fall"]
 
 
+def test_what_protects_uploads_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "fedavg", secure_aggregation="pairwise")
+    write_run(tmp_path / "b", "fedprox")
+    page = Page(report([tmp_path], tmp_path / "report.html"))
+    assert "secure aggregation none, pairwise." in page.text
+    alone = Page(report([tmp_path / "b"], tmp_path / "alone.html"))
+    assert "secure aggregation" not in alone.text
+
+
 def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", ended=False)
     (path / "metrics.jsonl").write_text('{"torn')

@@ -195,6 +195,21 @@ def test_states_that_were_trained_from_and_are_gone_are_missed_in_one_sentence(
         fedloom.open(tmp_path / "run").client(0)
 
 
+def test_a_card_says_what_was_done_to_uploads(tmp_path: Path) -> None:
+    protected = {"privacy": "client(noise=2.0)", "secure_aggregation": "pairwise"}
+    result = run("fedper", **{**SMALL, **protected, "participation": 1.0})
+    result.client(1).save(tmp_path)
+    card = Card.read(tmp_path)
+    assert result.summary.privacy is not None
+    assert card.epsilon == result.summary.privacy.epsilon
+    words = (tmp_path / "CARD.md").read_text()
+    assert f"`client(noise=2.0)`, epsilon {card.epsilon:.4g} in the end." in words
+    assert "Uploads were masked (`pairwise`)" in words
+    run("fedper", **SMALL).client(1).save(tmp_path / "plain")
+    assert "masked" not in (tmp_path / "plain" / "CARD.md").read_text()
+    assert "epsilon" not in (tmp_path / "plain" / "card.json").read_text()
+
+
 def test_a_card_says_all_there_is_to_know(tmp_path: Path) -> None:
     result = run("fedper", **SMALL)
     result.client(1).save(tmp_path)

@@ -145,6 +145,13 @@ def test_changing_a_configuration_checks_it() -> None:
         config.changed(rounds=-1)
 
 
+@pytest.mark.parametrize("key", ["privacy", "secure_aggregation", "hostile"])
+def test_none_is_no_expression(key: str) -> None:
+    """As a flag, which is text; `--compression none` names a kind."""
+    assert getattr(RunConfig.read(flags={key: "none"}), key) is None
+    assert RunConfig.read(flags={"compression": "none"}).compression == "none"
+
+
 def test_normalize_none_means_none_and_not_by_the_data() -> None:
     assert RunConfig.read(overrides=["normalize=none"]).normalization == "none"
     assert RunConfig().normalization is None

@@ -41,6 +41,7 @@ NETWORKS = [
     ("groupnorm_cnn", GREY, 10, (128,), 371_850),
     ("small_cnn", GREY, 10, (64,), 52_138),
     ("small_cnn(channels=[4], hidden=8, norm=batch)", CIFAR, 10, (8,), 8_426),
+    ("small_cnn(channels=[4], hidden=8, norm=none)", CIFAR, 10, (8,), 8_402),
     ("vgg11", CIFAR, 10, (512,), 9_225_610),
     ("resnet18", TINY, 1000, (512,), 11_689_512),
     ("resnet18(norm=group, stem=cifar)", CIFAR, 10, (512,), 11_173_962),

@@ -109,6 +109,7 @@ class Program:
         self.frozen = Frozen(self.nets[0], keys)
         self.outputs = FrozenOutputs(self.nets[0], self.frozen)
         self._check_compression()
+        self._check_masks()
 
     def tested_after(self, head_epochs: int, newcomer_epochs: int | None) -> Program:
         """The same training with another preparation for tests."""
@@ -227,6 +228,17 @@ class Program:
             raise BadInput(
                 f"compression = {self.compression} makes a model's change smaller, and"
                 f" {self.method.name} shares no parameters of this one that would pay; leave it out"
+            )
+
+    def _check_masks(self) -> None:
+        """Something is sent: else whoever set `secure_aggregation` believes it is at work."""
+        hooks = ("finish", "special")
+        beside = any(term.overrides(hook) for term in self.method.terms for hook in hooks)
+        own = any(getattr(type(self.method), h) is not getattr(Method, h) for h in hooks)
+        if self.secure is not None and not (any(self._shared) or beside or own):
+            raise BadInput(
+                f"{self.method.name} sends nothing, so secure_aggregation has nothing to mask;"
+                " leave it out"
             )
 
     def _check_nets(self) -> None:

@@ -71,6 +71,8 @@ class Round:
         self._part_of = {name: parts[part] for name, part in program.writers().items()}
         self.masked = None if program.secure is None else MaskedSum(program.secure)
         """The uploads of a round with secure aggregation, until they are unmasked."""
+        self.clipped: dict[str, int] = {}
+        """Slice -> how many numbers of these uploads were, over all clients."""
         self._constants: State = {}
         gathered = (self.net.match(p.gathers_model) for p in program.method.parts)
         self._gathered: frozenset[str] = frozenset().union(*gathered)
@@ -145,11 +147,11 @@ class Round:
     def unmask(self, masks: Numbers) -> None:
         """Take these masks off the sums of uploads."""
         assert self.masked is not None
-        self.ups, clipped = dict(sorted(self.ups.items())), 0
+        self.ups = dict(sorted(self.ups.items()))
         for name, total in self.masked.without(masks).items():
             self._folded[name] = replace(total, constants=self._constants.get(name, {}))
-            clipped += total.clipped
-        self.notes[SECURE] = {"clipped": clipped}
+            self.clipped[name] = total.clipped
+        self.notes[SECURE] = {"clipped": sum(self.clipped.values())}
 
 
 def weight_of(r: Round, name: str, cid: int, up: Up) -> float:

@@ -35,6 +35,7 @@ from fedloom.engines.bundle import Bundle, named
 from fedloom.engines.worker import read_head
 from fedloom.errors import BadInput, WorkerLost
 from fedloom.extensions import loaded
+from fedloom.signals import keeping_handlers
 
 AHEAD = 2
 """Portions an actor has: one in work, and one more so that it never waits for the driver."""
@@ -157,17 +158,18 @@ class Ray(Engine):
             return
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         try:
-            if self.address is None:
-                self._ray.init(
-                    address="local",
-                    num_cpus=self.workers,
-                    include_dashboard=False,
-                    _node_ip_address="127.0.0.1",
-                    **quiet,
-                )
-            else:
-                _check_listening(self.address)
-                self._ray.init(address=self.address, **quiet)
+            with keeping_handlers():  # Ray's own would end the process on SIGTERM without a word
+                if self.address is None:
+                    self._ray.init(
+                        address="local",
+                        num_cpus=self.workers,
+                        include_dashboard=False,
+                        _node_ip_address="127.0.0.1",
+                        **quiet,
+                    )
+                else:
+                    _check_listening(self.address)
+                    self._ray.init(address=self.address, **quiet)
         except (OSError, RuntimeError, ValueError) as e:
             wanted = "start Ray here" if self.address is None else f"reach Ray at {self.address!r}"
             raise BadInput(
@@ -309,6 +311,12 @@ class Ray(Engine):
             lost.ObjectLostError,
             lost.OutOfMemoryError,
         ) as e:
+            self._replace(worker, request, e)
+            return None
+        except lost.RayTaskError as e:
+            # An actor answers with its own errors; these are Ray's around it, out of memory mostly.
+            if not isinstance(e, lost.RaySystemError | MemoryError):
+                raise
             self._replace(worker, request, e)
             return None
         member.under_way.popleft()

@@ -21,6 +21,7 @@ from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunFolder, RunPaths
 from fedloom.runs.given import Given, rebuilt
 from fedloom.runs.journal import naming_disk, read_record, read_records
+from fedloom.runs.privacy_account import check_first_round
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner
 from fedloom.runs.stored import check_same_data, difference, read_config, write_data_path
@@ -99,6 +100,7 @@ def start(
     overwrite: bool = False,
 ) -> Result:
     """Run an experiment from the beginning, in its folder if it has one."""
+    check_first_round(experiment)  # before there is a folder
     recorder = _recorder(experiment, engine)
     out = experiment.config.out
     if out is None:

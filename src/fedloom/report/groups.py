@@ -164,10 +164,12 @@ def _rows(runs: list[StoredRun]) -> tuple[list[MethodRuns], list[str]]:
 
 
 def _label(run: StoredRun, firsts: list[StoredRun], own: list[str]) -> str:
-    """The method as it was written, and behind it what differs from other rows called so."""
+    """The method as it was written, and behind it what differs from other rows called so; of two
+    that differ in what one of them does not have, only the other says so."""
     twins = [first.config for first in firsts if first.label == run.label]
     differ = [k for k in ("method", *own) if len({getattr(config, k) for config in twins}) > 1]
-    settings = ", ".join(f"{k} {getattr(run.config, k)}" for k in differ)
+    values = {key: getattr(run.config, key) for key in differ}
+    settings = ", ".join(f"{k} {v}" for k, v in values.items() if v is not None)
     return f"{run.label} ({settings})" if settings else run.label
 
 

@@ -26,6 +26,7 @@ from fedloom.report.privacy import privacy_section
 from fedloom.report.runs import StoredRun, find_runs
 from fedloom.report.setup import setup_section
 from fedloom.report.summary import summary_section
+from fedloom.runs.config import RunConfig
 
 FindData = Callable[[StoredRun], FederatedData | str]
 TITLES = {
@@ -40,6 +41,8 @@ TITLES = {
     "setup": "Configuration",
 }
 """Of the sections, by the end of their ids."""
+PROTECTING = ("privacy", "secure_aggregation", "compression", "aggregation", "hostile")
+"""Keys that change what clients send or what is made of it; told where they are set."""
 
 
 @dataclass(frozen=True)
@@ -226,4 +229,9 @@ def _about(group: RunGroup) -> str:
         parts.append(f"{c.newcomers} newcomer{'s' if c.newcomers > 1 else ''}")
     if c.shift:
         parts.append(f"shift {c.shift}")
+    for key in PROTECTING:
+        values = {getattr(run.config, key) for run in group.runs}
+        if values != {RunConfig.model_fields[key].default}:
+            named = sorted("none" if value is None else value for value in values)
+            parts.append(f"{key.replace('_', ' ')} {', '.join(named)}")
     return "; ".join(parts) + "."

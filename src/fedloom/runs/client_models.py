@@ -92,8 +92,12 @@ def model_of(run: Result, name: int | str) -> PersonalModel:
         metrics=metrics,
         rows=rows,
     )
+    spent = run.summary.privacy
     card = card.model_copy(
-        update={"chosen_rounds": _other_rounds(run.summary.result, judged.round)}
+        update={
+            "chosen_rounds": _other_rounds(run.summary.result, judged.round),
+            "epsilon": None if spent is None else spent.epsilon,
+        }
     )
     model = PersonalModel.of(experiment.program, state, card, data.source.words)
     model.warn()
@@ -296,6 +300,8 @@ def card_of(
         rows_scored=dict(rows or {}),
         shared=[key for key in net.keys if key in shared],
         personal=[key for key in net.keys if key not in shared],
+        privacy=config.privacy or "",
+        secure_aggregation=config.secure_aggregation or "",
         slices=slices_of(state),
         draws=0,
         state_sha256=digest(state),

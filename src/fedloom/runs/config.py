@@ -253,6 +253,12 @@ class RunConfig(BaseModel):
             parse_protocol(value)  # what is misspelt should not wait for the data to be read
         return value
 
+    @field_validator("privacy", "secure_aggregation", "hostile", mode="before")
+    @classmethod
+    def _none_is_no_expression(cls, value: Any) -> Any:
+        """As a flag; `compression = none` is a kind of its own."""
+        return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
     @field_validator("secure_aggregation", mode="before")
     @classmethod
     def _true_is_the_usual_kind(cls, value: Any) -> Any:

@@ -45,7 +45,8 @@ class RunPaths:
     `current_versions` said when the run began), `data_path` (where the data lies, of which the
     configuration has a relative path), `partition` (which rows every client holds),
     `metrics` (the journal), `digests` (of every message and state), `ledger` (what left which
-    client), `diagnostics` (what `diagnose` found), `checkpoints` (a folder), `summary` (the result
+    client), `diagnostics` (what `diagnose` found), `unmasked` (of whose uploads sums were asked
+    for), `checkpoints` (a folder), `summary` (the result
     of a run that ended), `report` (what a live page leaves), and, where loggers watched, a folder
     for each (`log`).
     """
@@ -60,6 +61,7 @@ class RunPaths:
         self.digests = self.path / "digests.jsonl"
         self.ledger = self.path / "ledger.jsonl"
         self.diagnostics = self.path / "diagnostics.jsonl"
+        self.unmasked = self.path / "unmasked.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
@@ -210,6 +212,7 @@ class RunFolder(RunPaths):
             self.digests,
             self.ledger,
             self.diagnostics,
+            self.unmasked,
             self.summary,
             self.report,
             self.checkpoints,

@@ -28,7 +28,7 @@ class PrivacyAccount:
     """The mechanisms of every client, as the steps of a run add to them."""
 
     def __init__(self, program: Program, privacy: Privacy, records: Iterable[RoundRecord] = ()):
-        self._program, self._privacy = program, privacy
+        self._program, self.privacy = program, privacy
         self.mechanisms = Counter[int]()
         """Client -> releases that somebody saw who sees single uploads."""
         self._told_by_mean: dict[int, float] = {}
@@ -49,7 +49,7 @@ class PrivacyAccount:
     def answered(self, plan: Plan, answers: Answers) -> dict[int, int]:
         """Releases of clients that answered a plan."""
         method = self._program.method
-        counts = {cid: self._privacy.mechanisms(method, plan, n) for cid, n in answers.items()}
+        counts = {cid: self.privacy.mechanisms(method, plan, n) for cid, n in answers.items()}
         return {cid: count for cid, count in sorted(counts.items()) if count}
 
     def give_up(self, plan: Plan, answers: Answers) -> None:
@@ -61,15 +61,15 @@ class PrivacyAccount:
         now = self.answered(plan, answers)
         total = self.mechanisms + self.repeated + Counter(now)
         by_mean = self._told_by_mean | self._more_by_mean(now)
-        worst = self._privacy.epsilon_after(max(total.values(), default=0))
+        worst = self.privacy.epsilon_after(max(total.values(), default=0))
         of_mean = None
         if not unlike_a_mean(self._program):
-            of_mean = epsilon(max(by_mean.values(), default=0.0), self._privacy.delta)
+            of_mean = epsilon(max(by_mean.values(), default=0.0), self.privacy.delta)
         return PrivacySpent(
-            self._privacy.name,
+            self.privacy.name,
             worst,
             of_mean,
-            self._privacy.delta,
+            self.privacy.delta,
             now,
             dict(sorted(self.repeated.items())),
         )
@@ -85,7 +85,7 @@ class PrivacyAccount:
         """To those who see the mean of m uploads: the noise of all of them is on the sum."""
         return {
             cid: self._told_by_mean.get(cid, 0.0)
-            + mechanisms_told(self._privacy.noise, count) / len(answered)
+            + mechanisms_told(self.privacy.noise, count) / len(answered)
             for cid, count in answered.items()
         }
 
@@ -94,7 +94,7 @@ class PrivacyAccount:
         total = self.mechanisms + self.repeated
         for step in steps:
             total.update(step)
-        return self._privacy.epsilon_after(max(total.values(), default=0))
+        return self.privacy.epsilon_after(max(total.values(), default=0))
 
 
 def unlike_a_mean(program: Program) -> str:
@@ -119,6 +119,17 @@ def _done_to_uploads(program: Program) -> str:
     if any(key.endswith("running_var") for key in program.shared(0)):
         return "the variances of BatchNorm are kept above zero in every upload by itself"
     return ""
+
+
+def check_first_round(experiment: Experiment) -> None:
+    """Refuse a run whose budget permits not even one round. Sites know their rows themselves, and
+    their runs are asked when they begin."""
+    program = experiment.program
+    account = PrivacyAccount.of(program)
+    if account is None or not account.privacy.budget or isinstance(experiment.data, RemoteData):
+        return
+    everybody = range(program.clients)
+    Budget(experiment, account, account.privacy).ends_with(experiment.plans, everybody)
 
 
 class Budget:

@@ -17,7 +17,7 @@ from fedloom.core.message import Plan, Up
 from fedloom.core.net import METHOD
 from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.round import Round, initial_server, merge, send
-from fedloom.core.secure.slices import SECURE
+from fedloom.core.secure.setting import Pairwise
 from fedloom.core.stopwatch import timed
 from fedloom.core.threads import one_thread
 from fedloom.core.tree import State, Tree
@@ -44,6 +44,7 @@ from fedloom.runs.privacy_account import Answers, Budget, PrivacyAccount
 from fedloom.runs.secure_round import SecureRound, Traffic
 from fedloom.runs.states import States
 from fedloom.runs.store import ClientStates
+from fedloom.runs.unmasked_sums import UnmaskedSums
 from fedloom.runs.watcher import Stop, Watcher
 from fedloom.signals import delaying_stops
 
@@ -147,6 +148,9 @@ class Runner:
         self._digests_bytes: int | None = 0
         """None: the run began with a fedloom that took no digests, and goes on without."""
         self._checkpoints: Checkpoints | None = None
+        self._sums: UnmaskedSums | None = None
+        if folder is not None and self.program.secure is not None and engine.keeps_states:
+            self._sums = UnmaskedSums(folder.unmasked)
 
     def run(self) -> Summary:
         """Every plan that is left, then the summary."""
@@ -363,18 +367,27 @@ class Runner:
                 return merge(r)
         try:
             with timed("secure aggregation"):
+                if self._sums is not None:
+                    self._sums.begin(self.done, r.ups)
                 secure.unmask(r)
         except NotUnmasked:
             self._give_up(r, answers)
             raise
-        if clipped := r.notes[SECURE]["clipped"]:
-            log.warning(
-                "%s: %d numbers of uploads were clipped; raise clip or totals of"
-                " secure_aggregation = %r",
-                *(r.plan, clipped, str(secure.setting)),
-            )
+        self._warn_of_clipping(r, secure.setting)
         with timed("aggregation"):
             return secure.kept_by_server(merge(r), r.ups)
+
+    def _warn_of_clipping(self, r: Round, setting: Pairwise) -> None:
+        """How far beyond the range numbers were, nobody but their clients knows."""
+        in_slices = {name for name, count in r.clipped.items() if count}
+        if in_slices:
+            totals = self.program.method.name in in_slices
+            wider = setting.wider(bool(in_slices - {self.program.method.name}), totals)
+            log.warning(
+                "%s: %d numbers of uploads were clipped, so the mean is not the one without masks;"
+                " if training goes well otherwise, set secure_aggregation = %r",
+                *(r.plan, sum(r.clipped.values()), str(wider)),
+            )
 
     def _check_enough(
         self, r: Round, absent: dict[int, str], answers: Answers, for_sums: int

@@ -39,7 +39,10 @@ _COLUMNS: Mapping[Targets, str] = {
     "numbers": "One column for each number, in the unit of the data",
 }
 """What the columns of a prediction are."""
-_MAY_BE_ABSENT = ("chosen_rounds", "fields", "encoded")
+_MAY_BE_ABSENT = (
+    *("chosen_rounds", "fields", "encoded"),
+    *("privacy", "epsilon", "secure_aggregation"),
+)
 """Fields that a card is written without where they say nothing."""
 
 
@@ -148,6 +151,12 @@ class Card(BaseModel):
     """Tensors of the network that left the client in training."""
     personal: list[str]
     """Tensors of the network that never did."""
+    privacy: str = ""
+    """The run's differential privacy; empty: none."""
+    epsilon: Finite | None = None
+    """What that was worth in the end, of the client that told most."""
+    secure_aggregation: str = ""
+    """How the clients' uploads were masked; empty: not at all."""
     slices: dict[str, int]
     """Part of the model -> how many numbers; beside the network, what the method keeps."""
     draws: NotNegative
@@ -382,7 +391,22 @@ class Card(BaseModel):
             " client's rows (for instance features or prototypes); whoever gets the model gets"
             " these too."
         )
-        return f"{shared}\n\n{personal}{more if others else ''}"
+        return f"{shared}\n\n{personal}{self._protection()}{more if others else ''}"
+
+    def _protection(self) -> str:
+        """What was done to uploads so that they tell less."""
+        said = ""
+        if self.privacy:
+            worth = "" if self.epsilon is None else f", epsilon {self.epsilon:.4g} in the end"
+            said += f"\n\nDifferential privacy of what left clients: `{self.privacy}`{worth}."
+        if self.secure_aggregation:
+            said += (
+                f"\n\nUploads were masked (`{self.secure_aggregation}`): the server learned their"
+                " sums, and no single one."
+            )
+        if said:
+            said += " This is of what left a client; what stayed, as this model, is not covered."
+        return said
 
     def _federation(self) -> list[str]:
         if self.joined is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil
+from dataclasses import dataclass, replace
+from math import ceil, inf
 from typing import ClassVar
 
 from fedloom.core.aggregation import MEAN, Aggregation
@@ -16,8 +16,11 @@ from fedloom.registry import Registry
 secure_aggregations = Registry("secure aggregation")
 """Kinds by name."""
 
+LEAST = 1e-6
+"""Smallest `clip`: with less, everything that a network sends would be clipped to nothing."""
 FEWEST = 3
 """Clients of a round. A sum over one is its upload, and of two, each can subtract its own."""
+MOST_BITS = 30
 MODULI = (32, 40, 48, 56, 64)
 
 
@@ -43,9 +46,9 @@ class Pairwise:
 
     def __post_init__(self) -> None:
         for fits, what in (
-            (self.clip > 0, f"clip is above 0, not {self.clip}"),
-            (2 <= self.bits <= 30, f"bits is from 2 to 30, not {self.bits}"),
-            (self.totals >= self.clip, f"totals is clip or more, not {self.totals}"),
+            (LEAST <= self.clip < inf, f"clip is a number of {LEAST:g} or more, not {self.clip}"),
+            (2 <= self.bits <= MOST_BITS, f"bits is from 2 to {MOST_BITS}, not {self.bits}"),
+            (self.clip <= self.totals < inf, f"totals is clip or more, not {self.totals}"),
             (self.modulus in MODULI, f"modulus is one of {MODULI}, not {self.modulus}"),
             (
                 0.5 < self.threshold <= 1,
@@ -73,6 +76,12 @@ class Pairwise:
     def most_weight(self, members: int, totals: bool) -> int:
         """The largest weight of one client with which no sum over so many can overflow."""
         return int(2 ** (self.modulus - 1) - 1) // (members * self.levels(totals))
+
+    def wider(self, of_model: bool, of_totals: bool) -> Pairwise:
+        """The same with twice the range, and the same step, for numbers of these two kinds."""
+        clip, bits = (2 * self.clip, self.bits + 1) if of_model else (self.clip, self.bits)
+        totals = max(clip, 2 * self.totals if of_totals else self.totals)
+        return replace(self, clip=clip, bits=min(bits, MOST_BITS), totals=totals)
 
     def check_weight(self, weight: float, members: int, totals: bool, where: str) -> int:
         """The weight as a whole number, if sums of such weights are sure to fit."""

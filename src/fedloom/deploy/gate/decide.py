@@ -278,6 +278,8 @@ class Gate:
         site, proposal = self.site, let_in.permitted.proposal
         policy, counters, order = site.policy, Counters(site.state), let_in.order
         place, sha256 = _place(order), answer.object_id
+        if order is not None and "error" not in answer:
+            place["step"] = order.step  # for the dossier, which counts what noise was on
         if order is not None:
             in_all = counters.of(proposal.experiment).bytes + sent
             for refusal in byte_refusals(policy, sent, in_all):
@@ -424,7 +426,7 @@ def _order_fault(order: OrderHead, permitted: Permitted, site: SiteConfig) -> st
             plan.seed != run.seed or plan.clients != run.clients
         ),
         f"round {plan.t} is none of the {run.rounds} that were agreed on": (
-            plan.t > run.rounds + (plan.kind == "adapt")
+            plan.t > run.rounds + (plan.kind != "train")  # what comes after training is one later
         ),
         f"the run has no step {order.step}": order.step not in form.steps,
         f"client {order.client} is not this site": (

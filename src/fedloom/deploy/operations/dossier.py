@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fedloom.audit import AuditError, verify
-from fedloom.core.privacy import parse_privacy
+from fedloom.core.message import Kind, Plan
+from fedloom.core.privacy import Privacy, parse_privacy
+from fedloom.core.secure.slices import SECURE
 from fedloom.deploy.consent.approvals import APPROVED, DECLINED, FORGOTTEN, REVOKED
 from fedloom.deploy.consent.proposal import Proposals
 from fedloom.deploy.gate.form import ADMITTED, Form, upload_bytes
@@ -28,6 +30,7 @@ from fedloom.drawing.figures import plain_table
 from fedloom.drawing.html import Html, page_head, tag
 from fedloom.errors import BadInput, RunFolderError
 from fedloom.files import jsonable, parse_json, read_regular, write_atomic
+from fedloom.methods import parse_method, with_run_settings
 from fedloom.plain_text import plain
 from fedloom.policy.quantities import size_text
 from fedloom.record import RoundRecord, Summary
@@ -114,6 +117,7 @@ def dossier_of_site(file: Path, experiment: str | None = None) -> Dossier:
     dossier.add("What ran", _runs_table(received or sent))
     dossier.add("What left", *_sent_tables(sent))
     _add_proposals(dossier, config, lines)
+    dossier.add("Noise", *_noise_of_site(lines, sent))
     refused = [line for line in lines if line["event"] in ("refused", "waiting")]
     dossier.add("What was refused", _refusals_table(refused))
     decided = [line for line in lines if line["event"] in DECISIONS]
@@ -177,6 +181,57 @@ def _noise(setting: str | None, rounds: Sequence[RoundRecord], cid: int) -> list
         ),
         plain_table("noise", "Release by release", columns, rows),
     ]
+
+
+def _noise_of_site(
+    lines: Sequence[Mapping[str, Any]], sent: Sequence[Mapping[str, Any]]
+) -> list[Html]:
+    """What the answers that left have told, by the site's own count of them."""
+    agreed = [x for x in lines if x["event"] in (APPROVED, ADMITTED)]
+    settings = {_of(x): x["settings"] for x in agreed if isinstance(x.get("settings"), dict)}
+    rows = list[list[object]]()
+    for digest in dict.fromkeys(map(_of, sent)):
+        setting = settings.get(digest, {}).get("privacy")
+        if setting is None:
+            continue
+        left = {line["sha256"]: line for line in sent if _of(line) == digest and "step" in line}
+        worth: tuple[object, ...]
+        try:
+            privacy = parse_privacy(str(setting))
+            told = _releases(privacy, settings[digest], left.values())
+            worth = (told, f"{privacy.epsilon_after(told):.4g}", f"{privacy.delta:g}")
+        except (BadInput, LookupError, ValueError) as e:  # of code that is not here, or a bad line
+            worth = (f"cannot be counted: {plain(e)}", "", "")
+        rows.append([_short(digest), plain(setting), len(left), *worth])
+    if not rows:
+        return [tag("p", "None: what left is as the method made it.")]
+    columns = ["proposal", "privacy", "answers", "releases", "epsilon", "delta"]
+    return [
+        tag(
+            "p",
+            "Epsilon is towards whoever sees this site's answers, as the server does. Runs over"
+            " the same rows add up. Scores are not covered by it.",
+        ),
+        plain_table("noise", "Answers that left, each with noise on it", columns, rows),
+    ]
+
+
+def _releases(
+    privacy: Privacy, settings: Mapping[str, Any], left: Iterable[Mapping[str, Any]]
+) -> int:
+    """In these answers. How many training rows the site had does not count in: whatever the number
+    was, it is not more."""
+    run = {key: settings.get(key) for key in RunConfig.model_fields}
+    method = with_run_settings(parse_method(str(run["method"])), run)
+    plans = [_plan(line) for line in left if line.get("task") == "client"]
+    counted = [plan for plan in plans if plan.part != SECURE]
+    return sum(privacy.mechanisms(method, plan, None) for plan in counted)
+
+
+def _plan(line: Mapping[str, Any]) -> Plan:
+    """Of an answer that left."""
+    kind, _, owner = str(line["step"]).partition(" ")
+    return Plan(int(line["round"]), cast(Kind, kind), owner)
 
 
 def _audit_lines(config: SiteConfig, dossier: Dossier) -> list[dict[str, Any]]:
