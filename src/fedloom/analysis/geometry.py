@@ -17,9 +17,33 @@ def centred(x: Tensor) -> Tensor:
             [ 0.,  0.],
             [ 0.,  2.]], dtype=torch.float64)
     """
-    moved = x - x.mean(0)
-    constant = moved.abs().amax(0) <= ROUNDING * x.abs().amax(0)
-    return moved.masked_fill(constant, 0.0)
+    mean, low, high = x.mean(0), x.amin(0), x.amax(0)
+    constant = torch.maximum(high - mean, mean - low) <= ROUNDING * torch.maximum(high, -low)
+    moved = x - mean
+    return moved.masked_fill_(constant, 0.0) if constant.any() else moved
+
+
+def in_few_columns(x: Tensor) -> Tensor:
+    """The same rows up to a rotation, in at most as many columns as there are rows.
+
+    Whatever reads only inner products of rows finds the same in them: of a wide layer it needs the
+    Gram matrix. That is factorised as it is but for its own rounding, which could make it negative.
+
+    >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]], dtype=torch.float64)
+    >>> few = in_few_columns(rows)
+    >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
+    (torch.Size([2, 2]), True)
+    """
+    if x.shape[1] <= len(x):
+        return x
+    gram = x @ x.T
+    rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
+    lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
+    if not failed:
+        return lower
+    values, vectors = torch.linalg.eigh(gram)
+    columns: Tensor = vectors * values.clamp(min=0).sqrt()
+    return columns
 
 
 def directions(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -178,21 +178,28 @@ def _ridge_scores(rows: Tensor, member: Tensor, held: Tensor) -> Tensor:
     Columns are standardised and divided by sqrt(d), the penalty is 1; the offset puts zero halfway
     between the training sets' mean scores. Solved in n or d dimensions, whichever is fewer.
     """
-    middle, spread = rows.mean(0), centred(rows).square().mean(0).sqrt()
+    middle, moved = rows.mean(0), centred(rows)
+    spread = moved.square().mean(0).sqrt()
     scale = torch.where(spread > 0, spread, torch.inf) * rows.shape[1] ** 0.5
-    x = (rows - middle) / scale
+    x = moved.div_(scale)
     count = member.bincount().double()
     target = torch.where(member == 1, 1 / count[1], -1 / count[0]) * len(rows) / 2
     if x.shape[1] <= len(x):
         gram = x.T @ x
-        weight = torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), x.T @ target)
+        weight = _shrunk(gram, x.T @ target)
     else:
         gram = x @ x.T
-        weight = x.T @ torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), target)
+        weight = x.T @ _shrunk(gram, target)
     fitted = x @ weight
     offset = (fitted[member == 0].mean() + fitted[member == 1].mean()) / 2
     scores: Tensor = (held - middle) / scale @ weight - offset
     return scores
+
+
+def _shrunk(gram: Tensor, target: Tensor) -> Tensor:
+    """(G + 1)^-1 t."""
+    lower = torch.linalg.cholesky(gram + torch.eye(len(gram), dtype=gram.dtype))
+    return torch.cholesky_solve(target[:, None], lower)[:, 0]
 
 
 def _centroid_distance(z: Tensor, labels: Tensor, classes: int) -> float:

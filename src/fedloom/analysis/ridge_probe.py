@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_matrix, same_width
+from fedloom.analysis.geometry import in_few_columns
 from fedloom.analysis.probe import Fitted, Whitening, positive, whitened
 from fedloom.errors import BadInput
 
@@ -46,11 +47,15 @@ class RidgeProbe:
 
     def prepare(self, x: Tensor, pool: int) -> Tensor:
         """Whitened rows of mean square norm one, in no more columns than there are rows."""
-        return in_few_columns(whitened(x, pool, self.whiten) / sqrt(x.shape[1]))
+        return in_few_columns(whitened(x, pool, self.whiten)) / sqrt(x.shape[1])
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
         """The optimum for these rows; `key` changes nothing."""
         n = len(x)
+        if x.shape[1] >= n and not self.free_bias:
+            shares = self._shares_of_rows(1 + x @ x.T, F.one_hot(y, classes).to(x))
+            slopes, bias = x.T @ shares, shares.sum(0)
+            return lambda rows: F.log_softmax(rows @ slopes + bias, 1)
         centre = x.mean(0) if self.free_bias else torch.zeros_like(x[0])
         # Centred features and a free bias do not interact, so that it can be an axis of its own.
         axes, curvature = principal_axes(x - centre if self.free_bias else _with_ones(x))
@@ -94,6 +99,37 @@ class RidgeProbe:
             at, momentum = moved, following
         return at
 
+    def _shares_of_rows(self, gram: Tensor, targets: Tensor) -> Tensor:
+        """A [n, C] of the optimum x'A, from K = xx'; for wide rows, whose optimum lies in their span.
+
+        The iteration of `_optimum` in other coordinates. The gradient is x'r, r = (error + lam A)/n,
+        and the longest safe step x'Pr, P = (K/2n + lam/n)^-1. As K P r = 2n r - 2 lam P r, one
+        product with P gives the step's logits too. P is at most n/lam: |gradient|^2 = r'K r is at
+        least lam/n r'K P r, and is computed only where that allows to stop.
+        """
+        n, lam, momentum = len(gram), self.lam, 1.0
+        enough = (self.tolerance * lam / n) ** 2
+        bound = gram / (2 * n) + lam / n * torch.eye(n, dtype=gram.dtype)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
+        at = at_logits = ahead = logits = torch.zeros_like(targets)
+        for _ in range(self.iterations):
+            slope = logits.softmax(1).sub_(targets).add_(ahead, alpha=lam).div_(n)
+            step = inverse @ slope
+            step_logits = torch.add(2 * n * slope, step, alpha=-2 * lam)
+            least = lam / n * float((slope * step_logits).sum())
+            if least <= enough and float((slope * (gram @ slope)).sum()) <= enough:
+                return ahead
+            moved, moved_logits = ahead - step, logits - step_logits
+            stride, stride_logits = moved - at, moved_logits - at_logits
+            if float((stride_logits * slope).sum()) > 0:
+                momentum = 1.0
+            following = (1 + sqrt(1 + 4 * momentum**2)) / 2
+            further = (momentum - 1) / following
+            ahead = torch.add(moved, stride, alpha=further)
+            logits = torch.add(moved_logits, stride_logits, alpha=further)
+            at, at_logits, momentum = moved, moved_logits, following
+        return at
+
 
 def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal axes [d, min(n, d)] that span the rows, and the eigenvalues of x'x/n, rising.
@@ -107,24 +143,6 @@ def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     inside = x if span is None else x @ span
     values, turn = torch.linalg.eigh(inside.T @ inside / n)
     return turn if span is None else span @ turn, values.clamp(min=0)
-
-
-def in_few_columns(x: Tensor) -> Tensor:
-    """The same rows up to a rotation, in at most as many columns as there are rows.
-
-    A ridge optimum lies in the span of the rows and reads only their inner products, which this
-    keeps; of a wide layer it needs the Gram matrix.
-
-    >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]])
-    >>> few = in_few_columns(rows)
-    >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
-    (torch.Size([2, 2]), True)
-    """
-    if x.shape[1] <= len(x):
-        return x
-    values, vectors = torch.linalg.eigh(x @ x.T)
-    columns: Tensor = vectors * values.clamp(min=0).sqrt()
-    return columns
 
 
 def shared_components(features: Sequence[Array], count: int) -> list[Tensor]:
