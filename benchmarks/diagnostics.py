@@ -2,11 +2,11 @@
 
     python benchmarks/diagnostics.py                 # some minutes; needs fashion_mnist
 
-FedAvg with the 4-layer CNN on fashion_mnist, Dirichlet(0.1), 20 clients, one round; then all of
-them are looked at in four layers on 500 rows, before and after local training. Each code runs in
+FedAvg with the 4-layer CNN on fashion_mnist, Dirichlet(0.1), 20 clients, one round; then `--clients`
+of them are looked at in four layers on 500 rows, before and after local training. Each code runs in
 a process of its own with one thread, they take turns over the same run folder, and CPU seconds are
-counted, which a busy machine changes less than the clock. Training the clients and the forward
-passes are a line of their own, because whatever diagnostic comes first would pay for them.
+counted, which a busy machine changes less than the clock. Training the clients and the features of
+their layers are lines of their own: whatever diagnostic comes first would pay for them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HERE = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results" / "diagnostics.json"
 BEFORE = "4b2f383"
 """The last commit before diagnostics were made faster."""
-MODELS = "training and forward passes"
+TRAINING, FEATURES = "local training", "features"
 PICTURES = ("tsne", "ellipses")
 """Where points lie in a plane: a rotation of the features' last bits moves them."""
 RUN = {
@@ -39,6 +39,7 @@ RUN = {
     "data": "fashion_mnist",
     "partition": "dirichlet(alpha=0.1)",
     "model": "cnn4",
+    "clients": 20,
     "rounds": 1,
     "engine": "inline",
 }
@@ -47,7 +48,7 @@ RUN = {
 def main() -> None:
     """Measure and write; inside a child process, measure one code."""
     asked = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    asked.add_argument("--clients", type=int, default=20)
+    asked.add_argument("--clients", type=int, default=20, help="to look at, of 20")
     asked.add_argument("--rows", type=int, default=500)
     asked.add_argument("--repeats", type=int, default=3)
     asked.add_argument("--only", default="", help="diagnostics, with commas; default: all")
@@ -69,7 +70,7 @@ def main() -> None:
             files.extractall(earlier, filter="data")
         given.run = given.run or Path(folder) / "run"
         if not given.run.exists():
-            run(**RUN, clients=given.clients, out=given.run)
+            run(**RUN, out=given.run)
         readings: dict[str, list[dict[str, Any]]] = {"before": [], "now": []}
         for turn in range(given.repeats):
             roots = (("before", earlier), ("now", HERE))
@@ -80,7 +81,8 @@ def main() -> None:
     record = {
         "command": f"python benchmarks/diagnostics.py {' '.join(sys.argv[1:])}".strip(),
         "before": BEFORE,
-        "run": RUN | {"clients": given.clients},
+        "run": RUN,
+        "clients_looked_at": given.clients,
         "rows": given.rows,
         "layers": readings["now"][0]["layers"],
         "cores": os.cpu_count(),
@@ -122,12 +124,13 @@ def measured(given: argparse.Namespace) -> dict[str, Any]:
     with one_thread():
         for cid in snapshots.ids:
             client = snapshots.client(cid)
-            with cpu_seconds(spent, MODELS):
-                samples = [client.balanced, client.pool, client.test]
-                for model in (client.before, client.after):
-                    for sample in filter(None, samples):
+            with cpu_seconds(spent, TRAINING):
+                models = client.before, client.after
+            with cpu_seconds(spent, FEATURES):
+                for model in models:
+                    for sample in filter(None, (client.balanced, client.pool, client.test)):
                         model.features(sample)
-                layers = dict(client.before.entries)
+            layers = dict(client.before.entries)
             for name in list(measures):
                 try:
                     with cpu_seconds(spent, name):
@@ -159,7 +162,9 @@ def compared(readings: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
         way: {name: [one["cpu_seconds"][name] for one in some] for name in some[0]["cpu_seconds"]}
         for way, some in readings.items()
     }
-    both = [name for name in seconds["now"] if name in seconds["before"]]  # the earlier one may fail
+    both = [
+        name for name in seconds["now"] if name in seconds["before"]
+    ]  # the earlier one may fail
     seconds = {way: {name: by_name[name] for name in both} for way, by_name in seconds.items()}
     for by_name in seconds.values():
         by_name["all"] = [sum(of_turn) for of_turn in zip(*by_name.values(), strict=True)]

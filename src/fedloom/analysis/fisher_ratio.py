@@ -158,8 +158,7 @@ def fisher_within_classes(a: Array, y_a: Array, b: Array, y_b: Array, classes: i
             first.new_full((first.shape[1],), torch.nan), *(float("nan"),) * 2, shared, float("nan")
         )
     of_classes = [
-        _class_moments(x, y, classes, shared)
-        for x, y in zip((first, second), labels, strict=True)
+        _class_moments(x, y, classes, shared) for x, y in zip((first, second), labels, strict=True)
     ]
     ratios = _ratios(*of_classes[0], *of_classes[1])[0].mean(0)
     noise = float((1 / counts[:, shared].double()).sum(0).mean() / 2)

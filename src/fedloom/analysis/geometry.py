@@ -23,6 +23,22 @@ def centred(x: Tensor) -> Tensor:
     return moved.masked_fill_(constant, 0.0) if constant.any() else moved
 
 
+def gram_matrix(x: Tensor) -> Tensor:
+    """xx', by panels of the lower half: five eighths of the whole product's operations.
+
+    >>> gram_matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    tensor([[5., 6.],
+            [6., 9.]])
+    """
+    gram = x.new_empty(len(x), len(x))
+    panel = -(-len(x) // 4)
+    for top in range(0, len(x), panel):
+        end = min(top + panel, len(x))
+        gram[top:end, :end] = x[top:end] @ x[:end].T
+        gram[:top, top:end] = gram[top:end, :top].T
+    return gram
+
+
 def in_few_columns(x: Tensor) -> Tensor:
     """The same rows up to a rotation, in at most as many columns as there are rows.
 
@@ -36,7 +52,7 @@ def in_few_columns(x: Tensor) -> Tensor:
     """
     if x.shape[1] <= len(x):
         return x
-    gram = x @ x.T
+    gram = gram_matrix(x)
     rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
     lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
     if not failed:
@@ -66,7 +82,7 @@ def squared_distances(x: Tensor) -> Tensor:
             [25.,  0.]], dtype=torch.float64)
     """
     moved = centred(x)  # smaller numbers, less cancellation
-    gram = moved @ moved.T
+    gram = gram_matrix(moved)
     size = gram.diagonal()
     return (size[:, None] + size - 2 * gram).clamp_min(0).fill_diagonal_(0)
 
@@ -87,7 +103,7 @@ def principal_components(x: Tensor, count: int) -> tuple[Tensor, float]:
         values, vectors = torch.linalg.eigh(moved.T @ moved)
         scores = moved @ vectors
     else:
-        values, vectors = torch.linalg.eigh(moved @ moved.T)
+        values, vectors = torch.linalg.eigh(gram_matrix(moved))
         scores = vectors * values.clamp_min(0).sqrt()
     scores = scores.flip(1)[:, :count]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))

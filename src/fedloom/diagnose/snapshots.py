@@ -45,7 +45,7 @@ SEEN_AT_LEAST = 1
 
 
 class ModelView:
-    """One model and what it makes of samples. Features are kept as long as the view."""
+    """One model and what it makes of samples, which is kept as long as the view."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class ModelView:
         self._key = key
         self._device = next(iter(state[METHOD].values())).device
         self._features: dict[int, tuple[Sample, dict[str, Tensor]]] = {}
+        self._probabilities: dict[int, tuple[Sample, Tensor]] = {}
         self._turned = Turned() if turned is None else turned
 
     def features(self, sample: Sample) -> dict[str, Tensor]:
@@ -83,10 +84,12 @@ class ModelView:
     @torch.no_grad()
     def probabilities(self, sample: Sample) -> Tensor:
         """[n, C] as the method predicts."""
-        method = self.program.method
-        with rng_scope(*self._key, sample.name):
-            parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
-        return torch.cat(parts)
+        if id(sample) not in self._probabilities:
+            method = self.program.method
+            with rng_scope(*self._key, sample.name):
+                parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
+            self._probabilities[id(sample)] = sample, torch.cat(parts)
+        return self._probabilities[id(sample)][1]
 
     @property
     def stochastic(self) -> bool:
