@@ -2,9 +2,9 @@
 
     python benchmarks/diagnostics.py                 # some minutes; needs fashion_mnist
 
-FedAvg with the 4-layer CNN on fashion_mnist, Dirichlet(0.1), 20 clients, one round; then `--clients`
-of them are looked at in four layers on 500 rows, before and after local training. Each code runs in
-a process of its own with one thread, they take turns over the same run folder, and CPU seconds are
+FedAvg with the 4-layer CNN on fashion_mnist, Dirichlet(0.1), 20 clients, one round; then some of
+them are looked at in four layers on 500 rows, before and after local training. Each code runs in a
+process of its own with one thread, they take turns over the same run folder, and CPU seconds are
 counted, which a busy machine changes less than the clock. Training the clients and the features of
 their layers are lines of their own: whatever diagnostic comes first would pay for them.
 """

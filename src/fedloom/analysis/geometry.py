@@ -55,8 +55,8 @@ def in_few_columns(x: Tensor) -> Tensor:
     gram = gram_matrix(x)
     rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
     lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
-    if not failed:
-        return lower
+    if not failed:  # a column of no more than rounding belongs to a row that others make up
+        return lower * (lower.diagonal().square() > 4 * rounding)
     values, vectors = torch.linalg.eigh(gram)
     columns: Tensor = vectors * values.clamp(min=0).sqrt()
     return columns
@@ -82,7 +82,7 @@ def squared_distances(x: Tensor) -> Tensor:
             [25.,  0.]], dtype=torch.float64)
     """
     moved = centred(x)  # smaller numbers, less cancellation
-    gram = gram_matrix(moved)
+    gram = moved @ moved.T  # in one product, so that equal rows are equally far from any other
     size = gram.diagonal()
     return (size[:, None] + size - 2 * gram).clamp_min(0).fill_diagonal_(0)
 

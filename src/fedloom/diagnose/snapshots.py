@@ -16,7 +16,7 @@ from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
 from fedloom.core.message import Plan
 from fedloom.core.net import METHOD, Net
-from fedloom.core.outputs import SCAN_ROWS
+from fedloom.core.outputs import rows_per_prediction
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
@@ -119,7 +119,7 @@ class ModelView:
         return torch.stack([z, *others]).cpu()
 
     def _parts(self, sample: Sample) -> Iterator[Tensor]:
-        for x in torch.split(sample.inputs, SCAN_ROWS):
+        for x in torch.split(sample.inputs, rows_per_prediction(self.net)):
             yield place(x, self._device)
 
 
