@@ -25,11 +25,12 @@ import torch
 from torch import nn
 
 from fedloom.core.client import client
-from fedloom.core.data import ClientData
-from fedloom.core.evaluate import Ask, evaluate, global_state, model_at, score_rows
+from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.evaluate import Ask, evaluate, global_state, model_at, predictions, score_rows
 from fedloom.core.message import Down
 from fedloom.core.method import Method
 from fedloom.core.net import Net
+from fedloom.core.outputs import rows_per_prediction
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.program import Program
 from fedloom.core.protocol import PROTOCOLS, Protocol, parse_protocol
@@ -46,6 +47,7 @@ from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import parse_method
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
+from fedloom.models import build_model
 from fedloom.models.resnet import BasicBlock
 from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
@@ -118,6 +120,24 @@ def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
     plan = replace(program.schedule(3)[0], kind=kind)
     down = Down(plan, initial_server(program))
     return replace(Visit(program, 0, federation().client(0), down, own), **changes)
+
+
+# ------------------------------------------------------------------ passes
+
+
+def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_scan():
+    """300 rows: passes of 128, 128 and 44, and every row's own prediction in its place. FedCR's
+    network draws, and what it draws for a row depends on the rows beside it."""
+    seen: list[int] = []
+    program = Program(parse_method("fedavg"), mlp(), 2)
+    net, state = program.nets[0], {"model": program.nets[0].tree()}
+    net.get_submodule("head").register_forward_hook(lambda _, x, out: seen.append(len(out)))
+    x = torch.randn(300, *net.shape, generator=torch.Generator().manual_seed(0))
+    rows = HeldRows(x, torch.zeros(300, dtype=torch.long))
+    predicted = predictions(program, net, rows, state)["personal"]
+    assert seen == [128, 128, 44]
+    assert torch.allclose(predicted, net(net.tree(), x)[net.logits].softmax(1), atol=1e-6)
+    assert rows_per_prediction(build_model("cnn_fedcr", (1, 28, 28), 10, seed=0)) == 512
 
 
 # ------------------------------------------------------------------ moments of one client

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.analysis.cka import cka_between_clients
+from fedloom.analysis.cka import plain_and_debiased_cka
 from fedloom.diagnose.charts import newest, over_rounds
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import Measure, Options, Outcome, Skipped
@@ -60,7 +60,7 @@ def _result(features: dict[int, Tensor]) -> CkaResult | Skipped:
     if len(features) < 2:
         return Skipped("CKA compares clients with each other, and only one has this layer")
     matrices = list(features.values())
-    plain, debiased = cka_between_clients(matrices), cka_between_clients(matrices, debiased=True)
+    plain, debiased = plain_and_debiased_cka(matrices)
     first, second = torch.triu_indices(len(matrices), len(matrices), 1)
     pairs = plain.matrix[first, second]
     return CkaResult(
