@@ -47,7 +47,6 @@ from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import parse_method
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
-from fedloom.models import build_model
 from fedloom.models.resnet import BasicBlock
 from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
@@ -127,7 +126,7 @@ def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
 
 def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_scan():
     """300 rows: passes of 128, 128 and 44, and every row's own prediction in its place. FedCR's
-    network draws, and what it draws for a row depends on the rows beside it."""
+    and FedSR's networks draw, and what they draw for a row depends on the rows beside it."""
     seen: list[int] = []
     program = Program(parse_method("fedavg"), mlp(), 2)
     net, state = program.nets[0], {"model": program.nets[0].tree()}
@@ -137,7 +136,8 @@ def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_sc
     predicted = predictions(program, net, rows, state)["personal"]
     assert seen == [128, 128, 44]
     assert torch.allclose(predicted, net(net.tree(), x)[net.logits].softmax(1), atol=1e-6)
-    assert rows_per_prediction(build_model("cnn_fedcr", (1, 28, 28), 10, seed=0)) == 512
+    drawing = [Program(parse_method(name), mlp(), 2).nets[0] for name in ("fedcr", "fedsr")]
+    assert [rows_per_prediction(net) for net in drawing] == [512, 512]
 
 
 # ------------------------------------------------------------------ moments of one client
