@@ -81,13 +81,13 @@ class DriftMeasure(LayerMeasure[DriftResult, _ClientRow]):
         starts, moves = (model.features(client.balanced) for model in (before, after))
         for layer, start in starts.items():
             rows = row_drift(moves[layer], start)
-            turned = [model.few_columns(client.balanced, layer) for model in (after, before)]
+            old, new = (model.few_columns(client.balanced, layer) for model in (before, after))
             self.tables[layer].append(
                 _ClientRow(
                     client=client.cid,
-                    all=_numbers(*turned, rows, torch.ones_like(seen)),
-                    seen=_numbers(*turned, rows, seen),
-                    unseen=_numbers(*turned, rows, ~seen),
+                    all=_numbers(new, old, rows, torch.ones_like(seen)),
+                    seen=_numbers(new, old, rows, seen),
+                    unseen=_numbers(new, old, rows, ~seen),
                 )
             )
 
