@@ -54,6 +54,8 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fedpac_server.py
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/diagnostics.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/messages.py
 	$(BIN)/python benchmarks/deployment.py

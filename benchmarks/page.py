@@ -501,6 +501,40 @@ def secure_shares() -> str:
     return rows([*head, "made by Flower", "taken together by Flower"], body)
 
 
+def evaluation() -> str:
+    """Predictions in passes of several sizes."""
+    found = read("evaluation")["networks"]
+    sizes = list(found[0]["microseconds_a_row"])
+    body = [
+        [
+            f"`{r['network']}`, {' x '.join(map(str, r['shape']))}",
+            *(f"{r['microseconds_a_row'][size]:,.0f}" for size in sizes),
+            f"{r['times_as_fast']:.2f}",
+            "yes" if all(r["same_bits"].values()) else "**no**",
+        ]
+        for r in found
+    ]
+    head = ["network, inputs", *(f"{size} rows" for size in sizes)]
+    return rows([*head, "128 as fast as 512", "same bits for all"], body)
+
+
+def diagnostics() -> str:
+    """CPU seconds of every diagnostic, now and before."""
+    body = []
+    for name, r in read("diagnostics")["diagnostics"].items():
+        apart = r["largest_difference"]
+        body.append(
+            [
+                name.replace("_", " "),
+                f"{r['before_cpu_seconds']:.1f}",
+                f"{r['now_cpu_seconds']:.1f}",
+                f"{r['times_as_fast']:.1f}",
+                "" if apart is None else f"{apart:.0e}" if apart else "0",
+            ]
+        )
+    return rows(["", "before, CPU s", "now", "times as fast", "numbers differ by"], body)
+
+
 PLACES = {
     "leaks.md": {"leaks": leaks},
     "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
@@ -515,6 +549,8 @@ PLACES = {
         "scale": scale,
         "fedpac_server": fedpac_server,
         "start": start,
+        "evaluation": evaluation,
+        "diagnostics": diagnostics,
     },
     "distributed.md": {
         "engines": engines,

@@ -34,6 +34,15 @@ def test_everything_goes_into_seen_classes():
     assert bias.seen_mass_noise == 0
 
 
+def test_shares_that_add_up_to_more_than_one_are_a_mass_of_one():
+    """9/28 + 18/28 + 1/28 is above 1 by rounding, and the noise of that mass a root of less than
+    nothing."""
+    assert 9 / 28 + 18 / 28 + 1 / 28 > 1
+    answers = torch.tensor([0] * 9 + [1] * 18 + [2])
+    bias = classifier_bias(one_hot(answers), torch.full_like(answers, 7), HALF)
+    assert (bias.seen_mass, bias.seen_mass_noise) == (1, 0)
+
+
 def test_a_hair_above_uniform_is_right_hard_and_blind_soft():
     """Uniform with an epsilon for the true label: mass 0 hard, .5 soft, total variation 0."""
     probabilities = torch.full((20, 10), 0.1).double() + 1e-9 * one_hot(UNSEEN)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from normals import normal
 
-from fedloom.analysis.drift import feature_drift
+from fedloom.analysis.drift import drift_of, feature_drift, row_drift
+from fedloom.analysis.geometry import centred, in_few_columns
 from fedloom.errors import BadInput
 
 
@@ -72,6 +73,22 @@ def test_wide_features_have_the_same_procrustes_distance():
     zeros = torch.zeros(20, 30)
     wide = feature_drift(torch.cat([a, zeros], 1), torch.cat([b, zeros], 1))
     assert wide.procrustes == pytest.approx(feature_drift(a, b).procrustes, rel=1e-10)
+
+
+def test_drift_of_some_rows_from_few_columns_of_all():
+    """What a study does: turn all rows once, then look at some of them. The same as from those
+    rows' features, of full rank or with rows given twice."""
+    start = normal(40, 90)
+    start[5] = start[6]
+    moved = start + 0.3 * normal(40, 90, seed=1)
+    moved[7] = moved[8]
+    some = torch.arange(40) % 3 > 0
+    turned = [in_few_columns(centred(z)) for z in (moved, start)]
+    drift = drift_of(*(z[some] for z in turned), row_drift(moved, start)[some])
+    direct = feature_drift(moved[some], start[some])
+    assert drift.n == direct.n == int(some.sum())
+    for name in ("cosine", "relative", "cka", "procrustes", "null_cka"):
+        assert getattr(drift, name) == pytest.approx(getattr(direct, name), rel=1e-7), name
 
 
 def test_unrelated_features_reach_the_null():

@@ -34,6 +34,18 @@ def test_worked_by_hand():
     assert ratio.n == (2, 2)
 
 
+def test_within_classes_is_the_mean_of_the_ratios_of_each_class():
+    """Classes 0 and 2 have two rows or more on both sides; class 1 has one in the second set."""
+    a, b = normal(9, 4), normal(8, 4, seed=1)
+    a[:, 3] = b[:, 3] = 0.1  # varies in no class
+    y_a, y_b = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2]), torch.tensor([0, 0, 1, 2, 2, 2, 2, 3])
+    by_class = [fisher(a[y_a == c], b[y_b == c]).ratios for c in (0, 2)]
+    within = fisher_within_classes(a, y_a, b, y_b, 4)
+    assert torch.allclose(within.ratios, torch.stack(by_class).mean(0), rtol=1e-12)
+    assert within.ratios[3] == 0
+    assert within.classes.tolist() == [True, False, True, False]
+
+
 def test_one_shifted_dimension_of_ten():
     """Unit Gaussians 2 apart in one dimension: 4/2 = 2; the others about 1/n = .0005."""
     a, b = normal(2000, 10), normal(2000, 10, seed=1)

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from normals import normal
 
-from fedloom.analysis.geometry import centred, principal_components, squared_distances
+from fedloom.analysis.geometry import (
+    centred,
+    gram_matrix,
+    in_few_columns,
+    principal_components,
+    squared_distances,
+)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 16])
+def test_a_gram_matrix_by_panels_is_that_of_one_product(rows):
+    """Also where the last panel is short, or there are fewer rows than panels."""
+    x = normal(rows, 7)
+    assert torch.allclose(gram_matrix(x), x @ x.T, rtol=0, atol=1e-13)
+
+
+def test_few_columns_keep_inner_products_of_rows_that_depend_on_each_other():
+    """Rows given twice, rows of zeros and one direction only have no full Cholesky factor."""
+    twice = normal(6, 30).repeat(2, 1)
+    zeros = torch.cat([normal(6, 30), torch.zeros(4, 30)])
+    line = torch.outer(torch.arange(5.0), torch.arange(40.0)).double()
+    for x in (twice, zeros, line, torch.zeros(3, 8, dtype=torch.float64)):
+        few = in_few_columns(x)
+        assert few.shape == (len(x), len(x))
+        size = max(1.0, float(x.square().sum()))
+        assert torch.allclose(few @ few.T, x @ x.T, rtol=0, atol=1e-13 * size)
+    narrow = normal(9, 4)
+    assert in_few_columns(narrow) is narrow
 
 
 def test_a_column_constant_but_for_rounding_is_exactly_zero():

@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 from normals import normal
+from sklearn.metrics import roc_auc_score
 
 from fedloom.analysis.overlap import centroid_ratio, feature_collapse, set_overlap
+from fedloom.core.rng import generator
 from fedloom.errors import BadInput
 
 
@@ -24,6 +26,31 @@ def test_worked_by_hand():
     assert overlap.cross_neighbours == pytest.approx(0.75)
     assert math.isnan(overlap.auc)
     assert (overlap.n, overlap.k) == ((2, 2), 2)
+
+
+def test_the_discriminator_is_standardised_without_its_held_out_rows():
+    """Against the same worked out fold by fold, with scikit-learn's area. Three columns: one that
+    varies in a single row and is constant where that row is held out, one of large offset."""
+    first, second = normal(20, 40), normal(20, 40, seed=1) + 0.2
+    first[:, 0] = second[:, 0] = 0.3
+    first[4, 0] = 9.0
+    second[:, 1] += 1e4
+    overlap = set_overlap(first, second)
+    rows, member = torch.cat([first, second]), torch.tensor([0] * 20 + [1] * 20)
+    shuffle, fold = generator(0, "folds of an overlap"), torch.empty(40, dtype=torch.long)
+    for group in range(2):
+        own = (member == group).nonzero().flatten()
+        fold[own[torch.randperm(20, generator=shuffle)]] = torch.arange(20) % 5
+    areas = []
+    for held in range(5):
+        train, test = fold != held, fold == held
+        spread = rows[train].std(0, correction=0)
+        spread[rows[train].amax(0) == rows[train].amin(0)] = math.inf
+        x = (rows - rows[train].mean(0)) / spread / math.sqrt(40)
+        target = torch.where(member[train] == 1, 1.0, -1.0).double()
+        weight = torch.linalg.solve(x[train].T @ x[train] + torch.eye(40), x[train].T @ target)
+        areas.append(roc_auc_score(member[test], x[test] @ weight))
+    assert overlap.auc == pytest.approx(sum(areas) / 5, abs=1e-12)
 
 
 def test_two_gaussians_four_apart():

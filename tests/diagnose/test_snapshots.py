@@ -30,6 +30,26 @@ def fedavg() -> Result:
     return fl.run("fedavg", partition="dirichlet(alpha=0.5)", **SMALL)
 
 
+# ------------------------------------------------------------------ features
+
+
+def test_few_columns_are_shared_by_clients_that_received_the_same(fedavg: Result) -> None:
+    """FedAvg's clients receive one model: 12 columns of 6 rows are turned once for all of them.
+    After training they differ."""
+    snapshots = Snapshots.of(fedavg, rows=6)
+    first, second = snapshots.client(0), snapshots.client(1)
+    assert first.before.few_columns(first.balanced, "body.1") is second.before.few_columns(
+        second.balanced, "body.1"
+    )
+    trained = [one.after.few_columns(one.balanced, "body.1") for one in (first, second)]
+    assert not torch.allclose(*trained)
+    for client, few in zip((first, second), trained, strict=True):
+        z = client.after.features(client.balanced)["body.1"].double()
+        about = z - z.mean(0)
+        assert few.shape == (len(z), min(z.shape))
+        assert torch.allclose(few @ few.T, about @ about.T)
+
+
 # ------------------------------------------------------------------ layers
 
 

@@ -25,11 +25,12 @@ import torch
 from torch import nn
 
 from fedloom.core.client import client
-from fedloom.core.data import ClientData
-from fedloom.core.evaluate import Ask, evaluate, global_state, model_at, score_rows
+from fedloom.core.data import ClientData, HeldRows
+from fedloom.core.evaluate import Ask, evaluate, global_state, model_at, predictions, score_rows
 from fedloom.core.message import Down
 from fedloom.core.method import Method
 from fedloom.core.net import Net
+from fedloom.core.outputs import rows_per_prediction
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.program import Program
 from fedloom.core.protocol import PROTOCOLS, Protocol, parse_protocol
@@ -118,6 +119,25 @@ def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
     plan = replace(program.schedule(3)[0], kind=kind)
     down = Down(plan, initial_server(program))
     return replace(Visit(program, 0, federation().client(0), down, own), **changes)
+
+
+# ------------------------------------------------------------------ passes
+
+
+def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_scan():
+    """300 rows: passes of 128, 128 and 44, and every row's own prediction in its place. FedCR's
+    and FedSR's networks draw, and what they draw for a row depends on the rows beside it."""
+    seen: list[int] = []
+    program = Program(parse_method("fedavg"), mlp(), 2)
+    net, state = program.nets[0], {"model": program.nets[0].tree()}
+    net.get_submodule("head").register_forward_hook(lambda _, x, out: seen.append(len(out)))
+    x = torch.randn(300, *net.shape, generator=torch.Generator().manual_seed(0))
+    rows = HeldRows(x, torch.zeros(300, dtype=torch.long))
+    predicted = predictions(program, net, rows, state)["personal"]
+    assert seen == [128, 128, 44]
+    assert torch.allclose(predicted, net(net.tree(), x)[net.logits].softmax(1), atol=1e-6)
+    drawing = [Program(parse_method(name), mlp(), 2).nets[0] for name in ("fedcr", "fedsr")]
+    assert [rows_per_prediction(net) for net in drawing] == [512, 512]
 
 
 # ------------------------------------------------------------------ moments of one client

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, paired
-from fedloom.analysis.geometry import ROUNDING, centred
+from fedloom.analysis.geometry import ROUNDING, centred, gram_matrix
 from fedloom.errors import BadInput
 
 
@@ -68,19 +68,39 @@ def cka_between_clients(features: Sequence[Array], debiased: bool = False) -> Cl
     >>> [round(float(value), 5) for value in pairs.matrix[0]]  # 10 / sqrt(164), 1 / sqrt(2)
     [1.0, 0.78087, 0.70711]
     """
+    return _alignments(features, debiased)[0]
+
+
+def plain_and_debiased_cka(features: Sequence[Array]) -> tuple[ClientAlignment, ClientAlignment]:
+    """Both, from the same inner products.
+
+    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    >>> plain, debiased = plain_and_debiased_cka([x, x[:, :1]])
+    >>> round(plain.mean, 3), debiased.mean == cka_between_clients([x, x[:, :1]], True).mean
+    (0.707, True)
+    """
+    plain, debiased = _alignments(features, False, True)
+    return plain, debiased
+
+
+def _alignments(features: Sequence[Array], *debiased: bool) -> list[ClientAlignment]:
     if len(features) < 2:
         raise BadInput("CKA compares clients with each other; give the features of two or more")
     matrices = [centred(x) for x in paired(*features)]
-    n = len(matrices[0])
     inner, sizes = _inner_products(matrices), torch.stack([x.square().sum(1) for x in matrices])
-    null = torch.outer(sizes.sum(1), sizes.sum(1)) / max(n - 1, 1)
-    before = inner.diagonal()
+    return [_alignment(inner, sizes, way) for way in debiased]
+
+
+def _alignment(products: Tensor, sizes: Tensor, debiased: bool) -> ClientAlignment:
+    """From inner products of Gram matrices [K, K] and the squared norms of all rows [K, n]."""
+    clients, n = sizes.shape
+    inner, null = products, torch.outer(sizes.sum(1), sizes.sum(1)) / max(n - 1, 1)
     if debiased:
         inner, null = _debiased(inner, sizes), torch.zeros_like(inner)
     own = inner.diagonal()
-    scale = torch.where(own > ROUNDING * before, own, torch.nan).sqrt()
+    scale = torch.where(own > ROUNDING * products.diagonal(), own, torch.nan).sqrt()
     alignment = inner / torch.outer(scale, scale)
-    first, second = torch.triu_indices(len(matrices), len(matrices), 1)
+    first, second = torch.triu_indices(clients, clients, 1)
     return ClientAlignment(
         matrix=alignment,
         mean=float(alignment[first, second].mean()),
@@ -91,9 +111,10 @@ def cka_between_clients(features: Sequence[Array], debiased: bool = False) -> Cl
 
 
 def _inner_products(matrices: list[Tensor]) -> Tensor:
-    """<XX', YY'> of all pairs [K, K]: equal to |X'Y|^2, which is cheaper where d <= n."""
-    if max(x.shape[1] for x in matrices) > len(matrices[0]):
-        grams = torch.stack([(x @ x.T).flatten() for x in matrices])
+    """<XX', YY'> of all pairs [K, K], or |X'Y|^2, which is the same, where that is cheaper."""
+    count, n, d = len(matrices), len(matrices[0]), max(x.shape[1] for x in matrices)
+    if n * (d + count) < (count + 1) / 2 * d**2:
+        grams = torch.stack([gram_matrix(x).flatten() for x in matrices])
         return grams @ grams.T
     inner = matrices[0].new_zeros(len(matrices), len(matrices))
     for i, x in enumerate(matrices):

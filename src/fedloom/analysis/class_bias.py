@@ -80,7 +80,8 @@ def classifier_bias(
     restricted = torch.where(seen, p, -1.0).argmax(1)  # unseen classes below any probability
     predicted = _shares(answer[unseen_rows], classes)
     true_law = _shares(truth[unseen_rows], classes)
-    mass, n_unseen = float(predicted[seen].sum()), int(unseen_rows.sum())
+    # Counted, not added up from shares, whose sum may be above one by rounding.
+    mass, n_unseen = float(seen[answer[unseen_rows]].double().mean()), int(unseen_rows.sum())
     soft = p[unseen_rows].mean(0)
     right = (answer == truth).double()
     return ClassifierBias(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.analysis.arrays import Array, paired, same_width
 from fedloom.analysis.cka import linear_cka
-from fedloom.analysis.geometry import centred, directions
+from fedloom.analysis.geometry import centred, directions, in_few_columns
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,19 @@ class Drift:
     """1 - CKA when the rows of one side are shuffled: no relation left."""
 
 
+@dataclass(frozen=True, eq=False)
+class RowDrift:
+    """How far each row moved, in common coordinates."""
+
+    cosine: Tensor
+    """[n], 1 - cosine; NaN of a row without direction on either side."""
+    squared: Tensor
+    """[n], squared distance."""
+
+    def __getitem__(self, rows: Tensor) -> RowDrift:
+        return RowDrift(self.cosine[rows], self.squared[rows])
+
+
 def feature_drift(local: Array, reference: Array, common_coordinates: bool = True) -> Drift:
     """Drift between paired features of the same inputs.
 
@@ -45,40 +58,49 @@ def feature_drift(local: Array, reference: Array, common_coordinates: bool = Tru
     (2.0, 4.0, 0.0)
     """
     moved, start = paired(local, reference)
-    alignment = linear_cka(moved, start)
+    rows = row_drift(moved, start) if common_coordinates else None
+    return drift_of(moved, start, rows)
+
+
+def row_drift(local: Array, reference: Array) -> RowDrift:
+    """What paired features of the same inputs moved by, row by row.
+
+    >>> row_drift(torch.tensor([[0.0, 2.0], [0, 0]]), torch.tensor([[1.0, 0.0], [0, 3]])).squared
+    tensor([5., 9.], dtype=torch.float64)
+    """
+    moved, start = paired(local, reference)
+    same_width(moved, start)
+    (first, some), (second, others) = directions(moved), directions(start)
+    # |u - v|^2 / 2 = 1 - cos, and exactly zero for equal rows
+    apart = (first - second).square().sum(1) / 2
+    squared = (moved - start).square().sum(1)
+    return RowDrift(torch.where(some & others, apart, torch.nan), squared)
+
+
+def drift_of(moved: Tensor, start: Tensor, rows: RowDrift | None) -> Drift:
+    """From what the rows moved by, and from features in any coordinates that keep inner products
+    about the mean, as `geometry.in_few_columns` does."""
+    first, second = (in_few_columns(centred(x)) for x in (moved, start))
+    alignment = linear_cka(first, second)
     cosine, relative, zero_rows = float("nan"), float("nan"), 0
-    if common_coordinates:
-        same_width(moved, start)
-        cosine, zero_rows = _cosine(moved, start)
-        if (spread := float(centred(start).square().sum())) > 0:
-            relative = float((moved - start).square().sum()) / spread
+    if rows is not None:
+        directed = ~rows.cosine.isnan()
+        cosine, zero_rows = float(rows.cosine[directed].mean()), int((~directed).sum())
+        if (spread := float(second.square().sum())) > 0:
+            relative = float(rows.squared.sum()) / spread
     return Drift(
         cosine=cosine,
         relative=relative,
         cka=1 - alignment.value,
-        procrustes=_procrustes(centred(moved), centred(start)),
+        procrustes=_procrustes(first, second),
         n=len(moved),
         zero_rows=zero_rows,
         null_cka=1 - alignment.null,
     )
 
 
-def _cosine(moved: Tensor, start: Tensor) -> tuple[float, int]:
-    (first, some), (second, others) = directions(moved), directions(start)
-    both = some & others
-    # |u - v|^2 / 2 = 1 - cos, and exactly zero for equal rows
-    apart = (first - second)[both].square().sum(1) / 2
-    return float(apart.mean()), int((~both).sum())
-
-
 def _procrustes(a: Tensor, b: Tensor) -> float:
     if not (a.any() and b.any()):
         return float("nan")
-    first, second = (_narrow(x / torch.linalg.matrix_norm(x)) for x in (a, b))
+    first, second = (x / torch.linalg.matrix_norm(x) for x in (a, b))
     return max(0.0, float(2 - 2 * torch.linalg.svdvals(first.T @ second).sum()))
-
-
-def _narrow(x: Tensor) -> Tensor:
-    """The same rows in at most n coordinates: x' = QR, and dropping Q turns the row space only."""
-    n, d = x.shape
-    return x if d <= n else torch.linalg.qr(x.T, mode="r").R.T

@@ -18,6 +18,7 @@ from torch import Tensor
 from fedloom.analysis.arrays import Array, as_labels, as_matrix, same_width
 from fedloom.analysis.geometry import ROUNDING, centred
 from fedloom.errors import BadInput
+from fedloom.ops.prototypes import class_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +157,10 @@ def fisher_within_classes(a: Array, y_a: Array, b: Array, y_b: Array, classes: i
         return ClassFisher(
             first.new_full((first.shape[1],), torch.nan), *(float("nan"),) * 2, shared, float("nan")
         )
-    ratios = torch.stack(
-        [
-            _ratios(Moments.of(first[labels[0] == c]), Moments.of(second[labels[1] == c]))[0]
-            for c in shared.nonzero().flatten()
-        ]
-    ).mean(0)
+    of_classes = [
+        _class_moments(x, y, classes, shared) for x, y in zip((first, second), labels, strict=True)
+    ]
+    ratios = _ratios(*of_classes[0], *of_classes[1])[0].mean(0)
     noise = float((1 / counts[:, shared].double()).sum(0).mean() / 2)
     return ClassFisher(ratios, float(ratios.max()), float(ratios.mean()), shared, noise)
 
@@ -189,7 +188,7 @@ def discriminant(a: Array, b: Array, shrinkage: float = 0.1) -> Discriminant:
     scale = total.diagonal().mean() * torch.eye(len(total), dtype=total.dtype)
     shrunk = (1 - shrinkage) * total + shrinkage * scale
     difference = (first.mean(0) - second.mean(0))[live]
-    inverse = torch.linalg.pinv(shrunk, hermitian=True)  # no shrinkage: S may be singular
+    inverse = _inverse(shrunk, regular=shrinkage > 0)
     of_means = spreads[0] / (n[0] - 1) + spreads[1] / (n[1] - 1)
     return Discriminant(
         float(difference @ inverse @ difference), shrinkage, n, float((inverse * of_means).sum())
@@ -198,7 +197,7 @@ def discriminant(a: Array, b: Array, shrinkage: float = 0.1) -> Discriminant:
 
 def _fisher(first: Moments, second: Moments, noise: float) -> Fisher:
     same_width(first.mean[None], second.mean[None])
-    ratios, dead = _ratios(first, second)
+    ratios, dead = _ratios(first.mean, first.variance, second.mean, second.variance)
     live = len(ratios) - int(dead.sum())
     return Fisher(
         ratios=ratios,
@@ -214,10 +213,28 @@ def _fisher(first: Moments, second: Moments, noise: float) -> Fisher:
     )
 
 
-def _ratios(a: Moments, b: Moments) -> tuple[Tensor, Tensor]:
-    """f [d], and the dimensions in which neither set varies."""
-    difference, spread = a.mean - b.mean, a.variance + b.variance
-    smallest = ROUNDING * torch.maximum(a.mean.abs(), b.mean.abs())
+def _class_moments(x: Tensor, y: Tensor, classes: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and population variances [C, d] of the wanted classes."""
+    means, _ = class_means(x, y, classes)
+    variances, _ = class_means((x - means[y]).square_(), y, classes)
+    return means[wanted], variances[wanted]
+
+
+def _inverse(s: Tensor, regular: bool) -> Tensor:
+    """Of a covariance; the pseudo-inverse of one that may be singular."""
+    lower, failed = torch.linalg.cholesky_ex(s)
+    if regular and not failed:
+        return torch.cholesky_inverse(lower)
+    inverse: Tensor = torch.linalg.pinv(s, hermitian=True)
+    return inverse
+
+
+def _ratios(
+    mean_a: Tensor, variance_a: Tensor, mean_b: Tensor, variance_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    """f [..., d], and the dimensions in which neither set varies."""
+    difference, spread = mean_a - mean_b, variance_a + variance_b
+    smallest = ROUNDING * torch.maximum(mean_a.abs(), mean_b.abs())
     dead, equal = spread <= smallest.square(), difference.abs() <= smallest
     constant = torch.where(equal, 0.0, torch.inf).to(spread.dtype)
     return torch.where(dead, constant, difference.square() / torch.where(dead, 1.0, spread)), dead

@@ -17,9 +17,50 @@ def centred(x: Tensor) -> Tensor:
             [ 0.,  0.],
             [ 0.,  2.]], dtype=torch.float64)
     """
-    moved = x - x.mean(0)
-    constant = moved.abs().amax(0) <= ROUNDING * x.abs().amax(0)
-    return moved.masked_fill(constant, 0.0)
+    mean, low, high = x.mean(0), x.amin(0), x.amax(0)
+    constant = torch.maximum(high - mean, mean - low) <= ROUNDING * torch.maximum(high, -low)
+    moved = x - mean
+    return moved.masked_fill_(constant, 0.0) if constant.any() else moved
+
+
+def gram_matrix(x: Tensor) -> Tensor:
+    """xx', by panels of the lower half: five eighths of the whole product's operations.
+
+    >>> gram_matrix(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    tensor([[5., 6.],
+            [6., 9.]])
+    """
+    gram = x.new_empty(len(x), len(x))
+    panel = -(-len(x) // 4)
+    for top in range(0, len(x), panel):
+        end = min(top + panel, len(x))
+        gram[top:end, :end] = x[top:end] @ x[:end].T
+        gram[:top, top:end] = gram[top:end, :top].T
+    return gram
+
+
+def in_few_columns(x: Tensor) -> Tensor:
+    """The same rows up to a rotation, in at most as many columns as there are rows.
+
+    Whatever reads only inner products of rows finds the same in them: of a wide layer it needs the
+    Gram matrix. That is factorised as it is but for its own rounding, which could make it negative.
+
+    >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]], dtype=torch.float64)
+    >>> few = in_few_columns(rows)
+    >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
+    (torch.Size([2, 2]), True)
+    """
+    if x.shape[1] <= len(x):
+        return x
+    gram = gram_matrix(x)
+    rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
+    lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
+    if failed:
+        values, vectors = torch.linalg.eigh(gram)
+        columns: Tensor = vectors * values.clamp(min=0).sqrt()
+    else:  # a column of no more than rounding belongs to a row that others make up
+        columns = lower * (lower.diagonal().square() > 4 * rounding)
+    return columns
 
 
 def directions(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,7 +83,7 @@ def squared_distances(x: Tensor) -> Tensor:
             [25.,  0.]], dtype=torch.float64)
     """
     moved = centred(x)  # smaller numbers, less cancellation
-    gram = moved @ moved.T
+    gram = moved @ moved.T  # in one product, so that equal rows are equally far from any other
     size = gram.diagonal()
     return (size[:, None] + size - 2 * gram).clamp_min(0).fill_diagonal_(0)
 
@@ -63,7 +104,7 @@ def principal_components(x: Tensor, count: int) -> tuple[Tensor, float]:
         values, vectors = torch.linalg.eigh(moved.T @ moved)
         scores = moved @ vectors
     else:
-        values, vectors = torch.linalg.eigh(moved @ moved.T)
+        values, vectors = torch.linalg.eigh(gram_matrix(moved))
         scores = vectors * values.clamp_min(0).sqrt()
     scores = scores.flip(1)[:, :count]
     largest = scores.gather(0, scores.abs().argmax(0, keepdim=True))

@@ -5,13 +5,14 @@ Use test samples of both sets, in equal number: memorised training features look
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_labels, as_matrix, distinct, paired, same_width
-from fedloom.analysis.geometry import ROUNDING, centred, squared_distances
+from fedloom.analysis.geometry import ROUNDING, centred, gram_matrix, squared_distances
 from fedloom.analysis.neighbours import NEIGHBOURS, neighbour_shares
 from fedloom.core.rng import generator
 from fedloom.errors import BadInput
@@ -152,8 +153,6 @@ def _energy(distances: Tensor, n: int) -> float:
 
 def _linear_discrimination(rows: Tensor, member: Tensor, seed: int) -> tuple[float, float]:
     """AUC and balanced error of a ridge discriminator, means over stratified held-out folds."""
-    from sklearn.metrics import roc_auc_score
-
     if member.bincount().min() < FOLDS:
         return float("nan"), float("nan")
     fold = torch.empty(len(member), dtype=torch.long)
@@ -162,37 +161,58 @@ def _linear_discrimination(rows: Tensor, member: Tensor, seed: int) -> tuple[flo
         own = (member == group).nonzero().flatten()
         fold[own[torch.randperm(len(own), generator=shuffle)]] = torch.arange(len(own)) % FOLDS
     areas, errors = [], []
-    for held in range(FOLDS):
+    for held, (middle, spread) in enumerate(_outside_folds(rows, fold)):
+        x = (rows - middle).div_(spread * rows.shape[1] ** 0.5)
         train, test = fold != held, fold == held
-        scores = _ridge_scores(rows[train], member[train], rows[test])
-        truth = member[test]
-        areas.append(float(roc_auc_score(truth.numpy(), scores.numpy())))
+        scores, truth = _ridge_scores(x[train], member[train], x[test]), member[test]
+        areas.append(_auc(scores[truth == 1], scores[truth == 0]))
         wrong = torch.where(scores == 0, 0.5, ((scores > 0) != (truth == 1)).double())
         errors.append(float((wrong[truth == 0].mean() + wrong[truth == 1].mean()) / 2))
     return sum(areas) / FOLDS, sum(errors) / FOLDS
 
 
-def _ridge_scores(rows: Tensor, member: Tensor, held: Tensor) -> Tensor:
+def _outside_folds(rows: Tensor, fold: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Mean and deviation of the columns over the rows outside of each fold, from one pass over all;
+    the deviation of what is constant there is infinite."""
+    means, counts = class_means(rows, fold, FOLDS)
+    inside = class_means((rows - means[fold]).square_(), fold, FOLDS)[0]
+    for held in range(FOLDS):
+        others = torch.arange(FOLDS) != held
+        share = (counts[others] / counts[others].sum())[:, None]
+        middle = (share * means[others]).sum(0)
+        variance = share * (inside[others] + (means[others] - middle).square())
+        spread = variance.sum(0).sqrt()
+        yield middle, torch.where(spread > ROUNDING * middle.abs(), spread, torch.inf)
+
+
+def _auc(higher: Tensor, lower: Tensor) -> float:
+    """Share of pairs in the right order; a tie counts half."""
+    apart = (higher[:, None] - lower).sign()
+    return float((apart.mean() + 1) / 2)
+
+
+def _ridge_scores(x: Tensor, member: Tensor, held: Tensor) -> Tensor:
     """Scores of held-out rows: ridge regression on targets that give both sets equal weight.
 
-    Columns are standardised and divided by sqrt(d), the penalty is 1; the offset puts zero halfway
+    Columns come standardised and divided by sqrt(d), the penalty is 1; the offset puts zero halfway
     between the training sets' mean scores. Solved in n or d dimensions, whichever is fewer.
     """
-    middle, spread = rows.mean(0), centred(rows).square().mean(0).sqrt()
-    scale = torch.where(spread > 0, spread, torch.inf) * rows.shape[1] ** 0.5
-    x = (rows - middle) / scale
     count = member.bincount().double()
-    target = torch.where(member == 1, 1 / count[1], -1 / count[0]) * len(rows) / 2
+    target = torch.where(member == 1, 1 / count[1], -1 / count[0]) * len(x) / 2
     if x.shape[1] <= len(x):
-        gram = x.T @ x
-        weight = torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), x.T @ target)
+        weight = _shrunk(x.T @ x, x.T @ target)
     else:
-        gram = x @ x.T
-        weight = x.T @ torch.linalg.solve(gram + torch.eye(len(gram), dtype=x.dtype), target)
+        weight = x.T @ _shrunk(gram_matrix(x), target)
     fitted = x @ weight
     offset = (fitted[member == 0].mean() + fitted[member == 1].mean()) / 2
-    scores: Tensor = (held - middle) / scale @ weight - offset
+    scores: Tensor = held @ weight - offset
     return scores
+
+
+def _shrunk(gram: Tensor, target: Tensor) -> Tensor:
+    """(G + 1)^-1 t."""
+    lower = torch.linalg.cholesky(gram + torch.eye(len(gram), dtype=gram.dtype))
+    return torch.cholesky_solve(target[:, None], lower)[:, 0]
 
 
 def _centroid_distance(z: Tensor, labels: Tensor, classes: int) -> float:

@@ -51,9 +51,11 @@ def whitened(x: Tensor, pool: int, by: Whitening) -> Tensor:
         raise UnknownName("whitening", by, ["scalar", "dimension"])
     known = x[:pool]
     over = (0,) if by == "dimension" else (0, 1)
-    mean, spread = known.mean(over), known.std(over, correction=0)
-    varies = spread > CONSTANT * known.abs().amax(over)
-    return (x - mean) / torch.where(varies, spread, 1.0)
+    mean = known.mean(over)
+    moved = x - mean
+    spread = moved[:pool].square().mean(over).sqrt()
+    varies = spread > CONSTANT * torch.maximum(known.amax(over), -known.amin(over))
+    return moved.div_(torch.where(varies, spread, 1.0))
 
 
 def positive(**settings: float) -> None:

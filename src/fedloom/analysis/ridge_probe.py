@@ -16,8 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_matrix, same_width
+from fedloom.analysis.geometry import in_few_columns
 from fedloom.analysis.probe import Fitted, Whitening, positive, whitened
 from fedloom.errors import BadInput
+
+SMALL = 128
+"""With so few rows, a product with one number for each pair of them costs no more than a call."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,22 @@ class RidgeProbe:
 
     def prepare(self, x: Tensor, pool: int) -> Tensor:
         """Whitened rows of mean square norm one, in no more columns than there are rows."""
-        return in_few_columns(whitened(x, pool, self.whiten) / sqrt(x.shape[1]))
+        return in_few_columns(whitened(x, pool, self.whiten)) / sqrt(x.shape[1])
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
         """The optimum for these rows; `key` changes nothing."""
-        n = len(x)
+        wide = len(x) <= max(x.shape[1], SMALL) and not self.free_bias
+        return (self._in_span if wide else self._in_axes)(x, y, F.one_hot(y, classes).to(x))
+
+    def _in_span(self, x: Tensor, y: Tensor, targets: Tensor) -> Fitted:
+        """By the rows themselves, of which the optimum is a sum: for few rows, or wide ones."""
+        shares = self._shares_of_rows(1 + x @ x.T, targets.T.contiguous()).T
+        slopes, bias = x.T @ shares, shares.sum(0)
+        return lambda rows: F.log_softmax(rows @ slopes + bias, 1)
+
+    def _in_axes(self, x: Tensor, y: Tensor, targets: Tensor) -> Fitted:
+        """By the principal axes of the rows: for more rows than columns, or a free bias."""
+        n, classes = targets.shape
         centre = x.mean(0) if self.free_bias else torch.zeros_like(x[0])
         # Centred features and a free bias do not interact, so that it can be an axis of its own.
         axes, curvature = principal_axes(x - centre if self.free_bias else _with_ones(x))
@@ -64,7 +79,7 @@ class RidgeProbe:
         def turned(rows: Tensor) -> Tensor:
             return _with_ones((rows - centre) @ axes) if self.free_bias else _with_ones(rows) @ axes
 
-        weights = self._optimum(turned(x), F.one_hot(y, classes).to(x), curvature, penalty, absent)
+        weights = self._optimum(turned(x), targets, curvature, penalty, absent)
         return lambda rows: F.log_softmax(absent + turned(rows) @ weights, 1)
 
     def _optimum(
@@ -94,6 +109,42 @@ class RidgeProbe:
             at, momentum = moved, following
         return at
 
+    def _shares_of_rows(self, gram: Tensor, targets: Tensor) -> Tensor:
+        """A [C, n] of the optimum x'A', from K = xx': for wide rows.
+
+        The iteration of `_optimum` in other coordinates. With r = (error + lam A) / n the
+        gradient is x'r and the longest safe step x'Pr, P = (K/2n + lam/n)^-1. As K P r = 2n r - 2
+        lam P r, one product with P gives the step's logits too. P is at most n/lam: |gradient|^2 =
+        r'K r is at least lam/n r'K P r, and is computed only where that allows to stop.
+        """
+        n, lam, momentum = len(gram), self.lam, 1.0
+        enough = (self.tolerance * lam / n) ** 2
+        bound = gram / (2 * n)
+        bound.diagonal().add_(lam / n)
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
+        at = at_logits = ahead = logits = torch.zeros_like(targets)
+        for _ in range(self.iterations):
+            slope = logits.softmax(0).sub_(targets).add_(ahead, alpha=lam).div_(n)
+            step = slope @ inverse
+            step_logits = torch.add(step.mul(-2 * lam), slope, alpha=2 * n)
+            near = lam / n * _inner(slope, step_logits) <= enough
+            if near and _inner(slope, slope @ gram) <= enough:
+                return ahead
+            moved, moved_logits = ahead - step, logits - step_logits
+            stride, stride_logits = moved - at, moved_logits - at_logits
+            if _inner(stride_logits, slope) > 0:
+                momentum = 1.0
+            following = (1 + sqrt(1 + 4 * momentum**2)) / 2
+            further = (momentum - 1) / following
+            ahead = torch.add(moved, stride, alpha=further)
+            logits = torch.add(moved_logits, stride_logits, alpha=further)
+            at, at_logits, momentum = moved, moved_logits, following
+        return at
+
+
+def _inner(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.flatten(), b.flatten()))
+
 
 def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Orthonormal axes [d, min(n, d)] that span the rows, and the eigenvalues of x'x/n, rising.
@@ -107,24 +158,6 @@ def principal_axes(x: Tensor) -> tuple[Tensor, Tensor]:
     inside = x if span is None else x @ span
     values, turn = torch.linalg.eigh(inside.T @ inside / n)
     return turn if span is None else span @ turn, values.clamp(min=0)
-
-
-def in_few_columns(x: Tensor) -> Tensor:
-    """The same rows up to a rotation, in at most as many columns as there are rows.
-
-    A ridge optimum lies in the span of the rows and reads only their inner products, which this
-    keeps; of a wide layer it needs the Gram matrix.
-
-    >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]])
-    >>> few = in_few_columns(rows)
-    >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
-    (torch.Size([2, 2]), True)
-    """
-    if x.shape[1] <= len(x):
-        return x
-    values, vectors = torch.linalg.eigh(x @ x.T)
-    columns: Tensor = vectors * values.clamp(min=0).sqrt()
-    return columns
 
 
 def shared_components(features: Sequence[Array], count: int) -> list[Tensor]:

@@ -16,7 +16,7 @@ from fedloom.core.data import ClientData, Split
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
-from fedloom.core.outputs import SCAN_ROWS
+from fedloom.core.outputs import rows_per_prediction
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment, SplitName
@@ -99,7 +99,7 @@ def predictions(
     device = next(iter(state[METHOD].values())).device
     outputs: dict[str, list[Tensor]] = defaultdict(list)
     known = program.outputs.over(split, device)  # of stages that nobody trains
-    for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
+    for rows in torch.split(torch.arange(len(split)), rows_per_prediction(net)):
         x = place(split.x(rows), device)
         known_rows = {stage: z[rows.to(device)] for stage, z in known.items()}
         with net.knowing(x, known_rows, program.frozen.are_in):

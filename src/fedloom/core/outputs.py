@@ -24,13 +24,28 @@ from fedloom.core.wire import pack, unpack
 from fedloom.files import write_atomic
 
 SCAN_ROWS = 512
-"""Rows per forward pass when no gradient is needed."""
+"""Rows per forward pass over training rows when no gradient is needed."""
+PREDICTED_ROWS = 128
+"""Rows per forward pass of a prediction. Larger passes leave the cache, smaller ones are mostly
+calls (`benchmarks/evaluation.py`). It is the same everywhere and not timed, because the last bits
+of an output may depend on it."""
 FIXED_NUMBERS = 2**24
 """How many outputs of frozen stages are held for one split at most (64 MB)."""
 BUDGET = 2**30
 """Bytes of outputs that a process holds, where nothing else is said."""
 
 Outputs = Mapping[str, Tensor]
+
+
+def rows_per_prediction(net: Net) -> int:
+    """How many rows a prediction passes at once. Where a network draws at random, as many as in a
+    scan: what it draws for a row depends on the rows beside it.
+
+    >>> from torch import nn
+    >>> rows_per_prediction(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
+    128
+    """
+    return SCAN_ROWS if any(map(net.draws, net.path_to(net.logits))) else PREDICTED_ROWS
 
 
 class FrozenOutputs:

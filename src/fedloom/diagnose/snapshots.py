@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.analysis.geometry import centred, in_few_columns
 from fedloom.core.data import ClientData, HeldRows
 from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
 from fedloom.core.message import Plan
 from fedloom.core.net import METHOD, Net
-from fedloom.core.outputs import SCAN_ROWS
+from fedloom.core.outputs import rows_per_prediction
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
@@ -44,15 +45,24 @@ SEEN_AT_LEAST = 1
 
 
 class ModelView:
-    """One model and what it makes of samples. Features are kept as long as the view."""
+    """One model and what it makes of samples, which is kept as long as the view."""
 
-    def __init__(self, program: Program, net: Net, state: State, key: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        program: Program,
+        net: Net,
+        state: State,
+        key: tuple[Any, ...],
+        turned: Turned | None = None,
+    ) -> None:
         self.program, self.net, self.state = program, net, state
         self.entries: dict[str, int] = {}
         """How many numbers each layer makes of an input; filled by `features`."""
         self._key = key
         self._device = next(iter(state[METHOD].values())).device
         self._features: dict[int, tuple[Sample, dict[str, Tensor]]] = {}
+        self._probabilities: dict[int, tuple[Sample, Tensor]] = {}
+        self._turned = Turned() if turned is None else turned
 
     def features(self, sample: Sample) -> dict[str, Tensor]:
         """Layer -> float32 [n, d] in evaluation mode, without augmentation, in running order."""
@@ -66,13 +76,20 @@ class ModelView:
             self._features[id(sample)] = sample, features  # the sample too: it keeps its id taken
         return self._features[id(sample)][1]
 
+    def few_columns(self, sample: Sample, layer: str) -> Tensor:
+        """A layer's features about their mean, float64 in at most n columns: for what reads only
+        distances and inner products of rows."""
+        return self._turned.of(sample.name, layer, self.features(sample)[layer])
+
     @torch.no_grad()
     def probabilities(self, sample: Sample) -> Tensor:
         """[n, C] as the method predicts."""
-        method = self.program.method
-        with rng_scope(*self._key, sample.name):
-            parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
-        return torch.cat(parts)
+        if id(sample) not in self._probabilities:
+            method = self.program.method
+            with rng_scope(*self._key, sample.name):
+                parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
+            self._probabilities[id(sample)] = sample, torch.cat(parts)
+        return self._probabilities[id(sample)][1]
 
     @property
     def stochastic(self) -> bool:
@@ -102,22 +119,38 @@ class ModelView:
         return torch.stack([z, *others]).cpu()
 
     def _parts(self, sample: Sample) -> Iterator[Tensor]:
-        for x in torch.split(sample.inputs, SCAN_ROWS):
+        for x in torch.split(sample.inputs, rows_per_prediction(self.net)):
             yield place(x, self._device)
+
+
+class Turned:
+    """Features in few columns, the last of each sample and layer; where clients share an extractor,
+    their features are equal, and one matrix serves all of them."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+
+    def of(self, sample: str, layer: str, z: Tensor) -> Tensor:
+        """Of these features, computed if they are not the last ones."""
+        key = sample, layer
+        if key not in self._last or not torch.equal(self._last[key][0], z):
+            self._last[key] = z, in_few_columns(centred(z.double()))
+        return self._last[key][1]
 
 
 class ClientView:
     """One client of a run: its models and its rows."""
 
-    def __init__(self, visit: Visit, samples: Samples) -> None:
+    def __init__(self, visit: Visit, samples: Samples, turned: Turned | None = None) -> None:
+        """`turned` is of the models as received, for all clients."""
         self.cid, self.data = visit.cid, visit.data
         self.classes: int = visit.data.classes
-        self._visit, self._samples = visit, samples
+        self._visit, self._samples, self._turned = visit, samples, turned
 
     @cached_property
     def before(self) -> ModelView:
         """The model as received."""
-        return self._view(lambda: model_at(self._visit, "received"))
+        return self._view(lambda: model_at(self._visit, "received"), self._turned)
 
     @cached_property
     def after(self) -> ModelView:
@@ -175,12 +208,13 @@ class ClientView:
         """The layers that the heads read."""
         return representations(self.before.net)
 
-    def _view(self, make: Callable[[], State]) -> ModelView:
+    def _view(self, make: Callable[[], State], turned: Turned | None = None) -> ModelView:
         visit = self._visit
         key = (*visit.down.plan.key, visit.cid)
         with rng_scope(*key):  # as in the round: this training is the one the client would do
             state = make()
-        return ModelView(visit.program, visit.program.net(visit.cid), state, (*key, "diagnosis"))
+        net = visit.program.net(visit.cid)
+        return ModelView(visit.program, net, state, (*key, "diagnosis"), turned)
 
 
 def check_classes(experiment: Experiment) -> None:
@@ -235,6 +269,7 @@ class Snapshots:
                 " another engine can be diagnosed"
             )
         self._device = _device(experiment.config.device)
+        self._turned = Turned()
 
     @classmethod
     def of(
@@ -273,7 +308,7 @@ class Snapshots:
         data: ClientData = self.data.client(cid)
         down = send(self._round, cid)
         visit = Visit(self.program, cid, data, down, self._clients.get(cid), self._device)
-        return ClientView(visit, self.samples)
+        return ClientView(visit, self.samples, self._turned)
 
     def aggregated_accuracy(self) -> tuple[float | None, str | None]:
         """The global model's accuracy on the balanced rows, or why there is no such model."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.analysis.cka import cka_between_clients
-from fedloom.analysis.ridge_probe import in_few_columns
+from fedloom.analysis.cka import plain_and_debiased_cka
 from fedloom.diagnose.charts import newest, over_rounds
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import Measure, Options, Outcome, Skipped
@@ -44,22 +43,13 @@ class CkaMeasure(Measure[CkaResult]):
     def __init__(self, snapshots: Snapshots, options: Options) -> None:
         super().__init__(snapshots, options)
         self._features: dict[tuple[str, Side], dict[int, Tensor]] = {}
-        self._last: dict[tuple[str, Side], tuple[Tensor, Tensor]] = {}
 
     def see(self, client: ClientView) -> None:
         for side in SIDES:
-            for layer, z in client.model(side).features(client.balanced).items():
-                key = layer, side
-                self._features.setdefault(key, {})[client.cid] = self._narrowed(key, z)
-
-    def _narrowed(self, key: tuple[str, Side], z: Tensor) -> Tensor:
-        """The same for CKA, which reads inner products only, in at most n columns. Where clients
-        share an extractor, their features are equal, and one matrix serves all of them."""
-        if key in self._last and torch.equal(self._last[key][0], z):
-            return self._last[key][1]
-        narrow = in_few_columns(z.double()).float() if z.shape[1] > len(z) else z
-        self._last[key] = z, narrow
-        return narrow
+            model = client.model(side)
+            for layer in model.features(client.balanced):
+                narrow = model.few_columns(client.balanced, layer)
+                self._features.setdefault((layer, side), {})[client.cid] = narrow
 
     def outcomes(self) -> Iterator[Outcome[CkaResult]]:
         for (layer, side), features in self._features.items():
@@ -70,7 +60,7 @@ def _result(features: dict[int, Tensor]) -> CkaResult | Skipped:
     if len(features) < 2:
         return Skipped("CKA compares clients with each other, and only one has this layer")
     matrices = list(features.values())
-    plain, debiased = cka_between_clients(matrices), cka_between_clients(matrices, debiased=True)
+    plain, debiased = plain_and_debiased_cka(matrices)
     first, second = torch.triu_indices(len(matrices), len(matrices), 1)
     pairs = plain.matrix[first, second]
     return CkaResult(

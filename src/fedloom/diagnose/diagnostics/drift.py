@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from fedloom.analysis.drift import feature_drift
+from fedloom.analysis.drift import RowDrift, drift_of, row_drift
 from fedloom.diagnose.charts import count_range, layer_table
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -77,15 +77,17 @@ class DriftMeasure(LayerMeasure[DriftResult, _ClientRow]):
 
     def see(self, client: ClientView) -> None:
         seen = client.seen_rows
-        before, after = (client.model(side).features(client.balanced) for side in SIDES)
-        for layer, start in before.items():
-            moved = after[layer]
+        before, after = (client.model(side) for side in SIDES)
+        starts, moves = (model.features(client.balanced) for model in (before, after))
+        for layer, start in starts.items():
+            rows = row_drift(moves[layer], start)
+            old, new = (model.few_columns(client.balanced, layer) for model in (before, after))
             self.tables[layer].append(
                 _ClientRow(
                     client=client.cid,
-                    all=_numbers(moved, start, torch.ones_like(seen)),
-                    seen=_numbers(moved, start, seen),
-                    unseen=_numbers(moved, start, ~seen),
+                    all=_numbers(new, old, rows, torch.ones_like(seen)),
+                    seen=_numbers(new, old, rows, seen),
+                    unseen=_numbers(new, old, rows, ~seen),
                 )
             )
 
@@ -101,10 +103,12 @@ class DriftMeasure(LayerMeasure[DriftResult, _ClientRow]):
         )
 
 
-def _numbers(moved: Tensor, start: Tensor, rows: Tensor) -> DriftNumbers[float, int]:
-    if (n := int(rows.sum())) < 2:
+def _numbers(
+    moved: Tensor, start: Tensor, rows: RowDrift, among: Tensor
+) -> DriftNumbers[float, int]:
+    if (n := int(among.sum())) < 2:
         return DriftNumbers(nan, nan, nan, nan, nan, n)
-    drift = feature_drift(moved[rows], start[rows])
+    drift = drift_of(moved[among], start[among], rows[among])
     return DriftNumbers(
         cosine=drift.cosine,
         relative=drift.relative,

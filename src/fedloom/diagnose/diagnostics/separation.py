@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fedloom.analysis.separation import class_separation
+from fedloom.analysis.separation import Separation, class_separation
 from fedloom.diagnose.charts import bars, newest, over_rounds
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -71,8 +71,8 @@ class SeparationMeasure(LayerMeasure[SeparationResult, _ClientRow]):
                     client=client.cid,
                     n=used.n,
                     classes=used.classes,
-                    before=_numbers(z, y),
-                    after=_numbers(after[layer], y),
+                    before=_numbers(used, z, y),
+                    after=_numbers(class_separation(after[layer], y), after[layer], y),
                 )
             )
 
@@ -88,8 +88,8 @@ class SeparationMeasure(LayerMeasure[SeparationResult, _ClientRow]):
         )
 
 
-def _numbers(z: Tensor, y: Tensor) -> SeparationNumbers[float]:
-    plain, debiased = class_separation(z, y), class_separation(z, y, debiased=True)
+def _numbers(plain: Separation, z: Tensor, y: Tensor) -> SeparationNumbers[float]:
+    debiased = class_separation(z, y, debiased=True)
     return SeparationNumbers(plain.value, plain.null, debiased.value)
 
 
