@@ -48,7 +48,7 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
 def clients_together(
     visits: Sequence[Visit], ask: Ask | None = None, watch: Callable[[], None] = lambda: None
 ) -> list[tuple[Up, State]]:
-    """`client` for several visits that train as one block; what that needs is in `together`.
+    """`client` for several visits that train as one block; what that needs is in `block`.
 
     `watch` is called before every step and may raise.
     """
@@ -58,7 +58,7 @@ def clients_together(
             with rng_scope(*_key(visit)):
                 calls.append(_Call(visit))
                 streams.append(_streams())
-        _learn(Block([call.site for call in calls], watch))
+        _learn_together(Block([call.site for call in calls], watch))
         for visit, call, stream in zip(visits, calls, streams, strict=True):
             with rng_scope(*_key(visit)):
                 _go_on(stream)  # where this client's own call would be
@@ -128,11 +128,24 @@ def _hidden(visit: Visit, leaving: Up) -> Up:
 
 
 def _learn(site: Site) -> None:
-    """The training of a round that trains, of one client or of a block."""
+    """The training of a round that trains."""
     if site.plan.kind == "train":
         site.method.local(site)
     elif site.plan.kind == "adapt":
         adapt(site)
+
+
+def _learn_together(block: Block) -> None:
+    """The same of a block."""
+    before = torch.get_rng_state()
+    # Whose error it is shows where its clients are computed one by one.
+    with naming_hooks(f"at clients side by side, {block.plan}"):
+        if block.plan.kind == "train":
+            block.train()
+        else:
+            adapt(block)
+    if not torch.equal(torch.get_rng_state(), before):
+        raise ValueError("it draws outside of the training loop, and clients draw each for itself")
 
 
 _Uploaded = tuple[State, tuple[ClientScore, ...]]

@@ -24,6 +24,8 @@ class Gaussian(nn.Module):
     (torch.Size([5, 3]), True)
     """
 
+    side_by_side = True
+
     def __init__(self, width: int, dims: int, deviation: float | None = None) -> None:
         super().__init__()
         self.fc = nn.Linear(width, 2 * dims)

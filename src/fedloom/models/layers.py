@@ -82,6 +82,8 @@ class HeConv2d(nn.Conv2d):
 class Translation(nn.Module):
     """Adds one trainable tensor of one sample's shape to every sample; zero at the start."""
 
+    side_by_side = True
+
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.vector = nn.Parameter(torch.zeros(shape))
