@@ -46,14 +46,16 @@ def rng_scope(*key: Hashable) -> Iterator[None]:
 
 
 class Stream:
-    """The default stream of the CPU as a key seeds it, which can be left and taken up again.
+    """Torch's default streams as a key seeds them, which can be left and taken up again.
+
+    Only inside of a `rng_scope`: it does not bring back what was before.
 
     >>> with rng_scope("outside"):
-    ...     one = Stream("layers")
-    ...     with one:
+    ...     stream = Stream("layers")
+    ...     with stream:
     ...         a = torch.rand(1)
     ...     _ = torch.rand(5)
-    ...     with one:
+    ...     with stream:
     ...         b = torch.rand(1)
     >>> with rng_scope("layers"):
     ...     torch.equal(torch.cat([a, b]), torch.rand(2))
@@ -61,17 +63,24 @@ class Stream:
     """
 
     def __init__(self, *key: Hashable) -> None:
-        self._seed = seed_of(*key)
-        self._left: torch.Tensor | None = None
+        self._key = key
+        self._left: tuple[torch.Tensor, list[torch.Tensor]] | None = None
 
     def __enter__(self) -> None:
         if self._left is None:
-            torch.default_generator.manual_seed(self._seed)
-        else:
-            torch.default_generator.set_state(self._left)
+            seed = seed_of(*self._key)
+            torch.default_generator.manual_seed(seed)
+            if _cuda_devices():
+                torch.cuda.manual_seed_all(seed)
+            return
+        cpu, cuda = self._left
+        torch.default_generator.set_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
 
     def __exit__(self, *error: object) -> None:
-        self._left = torch.default_generator.get_state()
+        cuda = torch.cuda.get_rng_state_all() if _cuda_devices() else []
+        self._left = torch.default_generator.get_state(), cuda
 
 
 def _cuda_devices() -> list[int]:

@@ -1,12 +1,13 @@
 """States over a pipe between two processes of this machine, with few copies.
 
 Bytes go from a tensor's memory straight into the pipe and from the pipe into the new tensor's; only
-small tensors are joined, since a message for each would cost more. A tensor that several states
-hold crosses once.
+small tensors are joined, type by type, since a message for each would cost more. A tensor that
+several states hold crosses once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -34,39 +35,53 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
                     tensors.append(value)
             slices.append((name, [(key, place[id(value)]) for key, value in tree.items()]))
         layout.append(slices)
-    raw = [_bytes(value.detach().cpu().contiguous()) for value in tensors]
     kinds = [(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in tensors]
-    small = b"".join(_memory(r) for r in raw if len(r) < SMALL)
+    of_type: dict[str, list[Tensor]] = {}
+    for (dtype, _), value in zip(kinds, tensors, strict=True):
+        if value.nbytes < SMALL:
+            of_type.setdefault(dtype, []).append(value.detach().cpu().reshape(-1))
+    small = b"".join(_memory(torch.cat(some)) for _, some in sorted(of_type.items()))
     link.send((head, layout, kinds, small))
-    for large in raw:
-        if len(large) >= SMALL:
-            link.send_bytes(_memory(large))
+    for value in tensors:
+        if value.nbytes >= SMALL:
+            link.send_bytes(_memory(value.detach().cpu().contiguous()))
 
 
 def receive(link: Connection) -> tuple[Any, list[State]]:
     """The message at the other end of the pipe. What its states shared, they share again;
     otherwise every tensor has memory of its own."""
     head, layout, kinds, joined = link.recv()
-    small, at = torch.frombuffer(bytearray(joined or b"-"), dtype=torch.uint8), 0
-    tensors: list[Tensor] = []
-    for dtype, shape in kinds:
-        value = torch.empty(shape, dtype=getattr(torch, dtype))
-        raw = _bytes(value)
-        if len(raw) >= SMALL:
-            link.recv_bytes_into(_memory(raw))
-        else:
-            raw.copy_(small[at : at + len(raw)])
-            at += len(raw)
-        tensors.append(value)
+    tensors = _parted(kinds, bytearray(joined))
+    for i, (dtype, shape) in enumerate(kinds):
+        if i not in tensors:
+            tensors[i] = torch.empty(shape, dtype=getattr(torch, dtype))
+            link.recv_bytes_into(_memory(tensors[i]))
     return head, [
         {name: {key: tensors[i] for key, i in keys} for name, keys in slices} for slices in layout
     ]
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
+def _parted(kinds: Sequence[tuple[str, tuple[int, ...]]], joined: bytearray) -> dict[int, Tensor]:
+    """The small tensors of a message by their places: they were joined by type."""
+    of_type: dict[str, list[int]] = {}
+    for i, (dtype, shape) in enumerate(kinds):
+        if math.prod(shape) * getattr(torch, dtype).itemsize < SMALL:
+            of_type.setdefault(dtype, []).append(i)
+    tensors: dict[int, Tensor] = {}
+    at = 0
+    for dtype, places in sorted(of_type.items()):
+        sizes = [math.prod(kinds[i][1]) for i in places]
+        kind = getattr(torch, dtype)
+        flat = torch.empty(0, dtype=kind)
+        if count := sum(sizes):
+            flat = torch.frombuffer(joined, dtype=kind, count=count, offset=at)
+            at += flat.nbytes
+        # Cloned: each gets memory of its own, aligned as torch's own.
+        for i, part in zip(places, flat.split(sizes), strict=True):
+            tensors[i] = part.view(kinds[i][1]).clone()
+    return tensors
 
 
-def _memory(raw: Tensor) -> Any:
-    return memoryview(raw.numpy())  # type: ignore[arg-type]
+def _memory(tensor: Tensor) -> Any:
+    """The bytes of a contiguous tensor."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
