@@ -1,92 +1,78 @@
 """Layers of several clients as one computation, with the bits that each client's own layer has.
 
 A batched product equals the single ones only where it runs the same kernel with the same
-accumulation, which is why a linear layer becomes one `baddbmm` (vmap would add the bias afterwards).
-What differs by the order of a sum differs in many numbers at once, and `engines.blocks` sees that
-when it compares. What differs by a number's place in a tensor is too rare to be seen in a trial, and
-is computed client by client.
+accumulation, which is why a linear layer is one `baddbmm` and its gradients are the single layer's
+products. What differs by the order of a sum differs in many numbers at once, and `engines.blocks`
+sees that when it compares. What differs by a number's place in a tensor is too rare to be seen in a
+trial: on a CPU the last few numbers, which fill no vector register, go through another sigmoid, and
+a few in a hundred of those come out otherwise. So only layers without such functions are in the
+table, or layers that compute them client by client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
-
-POSITIONLESS = frozenset(
-    {nn.Sequential, nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Flatten, nn.Identity}
-)
-"""Layers that compute a number alike wherever it stands in a tensor. On a CPU most others do not:
-the last few numbers, which fill no vector register, go through another sigmoid, and a few in a
-hundred of those come out otherwise. Layers of fedloom's own say `side_by_side = True`: they are made
-of sums, products, views and `CLIENT_BY_CLIENT`."""
-CLIENT_BY_CLIENT = frozenset({F.softplus})
-"""Functions that such a layer may use all the same: each client's numbers go through them alone."""
 
 
-def batchable(stage: nn.Module, device: torch.device) -> bool:
-    """Can the clients' copies of a stage be run as one? Layers that draw have a stream per client;
-    BatchNorm changes its statistics in place."""
-    if device.type == "cpu":
-        return all(
-            type(m) in POSITIONLESS or getattr(m, "side_by_side", False) is True
-            for m in stage.modules()
-        )
+def side_by_side(layer: nn.Module, z: Tensor) -> Tensor:
+    """The outputs [B, n, ...] of B clients' layers; the layer's tensors have the same dimension
+    more. A layer that is not in the table has a method of this name."""
+    if type(layer) in _BATCHED:
+        return _BATCHED[type(layer)](layer, z)
+    return layer.side_by_side(z)  # type: ignore[operator, no-any-return]
+
+
+def has_batched_form(layer: nn.Module) -> bool:
+    """Is there a `side_by_side` of the layer and all that is in it?"""
+    own = callable(getattr(type(layer), "side_by_side", None))
+    return own or (type(layer) in _BATCHED and all(map(has_batched_form, layer.children())))
+
+
+def vmap_knows(layer: nn.Module) -> bool:
+    """May `vmap` run the layer, on a device where places do not matter? Layers that draw have a
+    stream per client; BatchNorm changes its statistics in place."""
     return not any(
         isinstance(m, _DropoutNd | _BatchNorm) or getattr(m, "draws", False) is True
-        for m in stage.modules()
+        for m in layer.modules()
     )
 
 
-def side_by_side(layer: Callable[..., Tensor], *arguments: Any) -> Tensor:
-    """`vmap` over the first dimension of all arguments, with the kernels of a single client."""
-    with _SingleKernels():
-        return vmap(layer)(*arguments)
+def _linear(layer: nn.Linear, z: Tensor) -> Tensor:
+    rows = z.flatten(1, -2)  # as the single layer does with more dimensions
+    if layer.bias is None:
+        out = torch.bmm(rows, layer.weight.transpose(1, 2))
+    else:
+        out = _Linears.apply(rows, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return out if z.ndim == 3 else out.unflatten(1, z.shape[1:-1])
 
 
-class _SingleKernels(TorchFunctionMode):
-    """Under vmap, a linear layer with its bias is one batched product, as it is one product alone.
-
-    Left to itself vmap multiplies and adds afterwards, which rounds once more where the product is
-    accumulated in pieces.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and len(args) == 3 and args[2] is not None and args[0].ndim >= 2:
-            x, weight, bias = args
-            rows = x.flatten(0, -2)  # as the single layer does with more dimensions
-            flat: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
-            return flat if x.ndim == 2 else flat.unflatten(0, x.shape[:-1])
-        if func in CLIENT_BY_CLIENT:
-            call = partial(func, **(kwargs or {}))
-            return _ClientByClient.apply(call, *args)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
+def _chain(layers: nn.Sequential, z: Tensor) -> Tensor:
+    for layer in layers:
+        z = side_by_side(layer, z)
+    return z
 
 
-class _Linear(torch.autograd.Function):
-    """`F.linear` with a batching rule of its own."""
+def _flatten(layer: nn.Flatten, z: Tensor) -> Tensor:
+    start, end = (d + 1 if d >= 0 else d for d in (layer.start_dim, layer.end_dim))
+    return z.flatten(start, end)
 
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass  # differentiated where it is batched, never here
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        return _Linears.apply(x, weight, bias), 0  # type: ignore[no-untyped-call]
+_BATCHED: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Sequential: _chain,
+    nn.Linear: _linear,
+    nn.ReLU: lambda layer, z: F.relu(z, layer.inplace),
+    nn.LeakyReLU: lambda layer, z: F.leaky_relu(z, layer.negative_slope, layer.inplace),
+    nn.Flatten: _flatten,
+    nn.Identity: lambda layer, z: z,
+}
+"""A class that inherits one of these may compute something else, and is not meant."""
 
 
 class _Linears(torch.autograd.Function):
@@ -110,19 +96,3 @@ class _Linears(torch.autograd.Function):
             torch.bmm(g.transpose(1, 2), x) if needs[1] else None,
             g.sum(1) if needs[2] else None,
         )
-
-
-class _ClientByClient(torch.autograd.Function):
-    """A function of one tensor that each client's numbers go through alone."""
-
-    @staticmethod
-    def forward(call: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        return call(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass  # differentiated where it is batched, never here
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, call: Callable[[Tensor], Tensor], x: Tensor) -> Any:
-        return torch.stack([call(one) for one in x.unbind(in_dims[1])]), 0

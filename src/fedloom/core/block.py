@@ -22,7 +22,7 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from fedloom.core.batched_layers import batchable, side_by_side
+from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
 from fedloom.core.data import ClientData
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
@@ -63,7 +63,7 @@ def trains_together(program: Program, cid: int, kind: str, device: torch.device)
         and all(_steps_alike(phase.over(method.opt).opt) for phase in phases)
         and all(getattr(type(method), hook) is getattr(Method, hook) for hook in hooks)
         and (device.type == "cpu" or not _acts_in_the_loop(method, program.task))
-        and _mostly_batchable(program.net(cid), device)
+        and _mostly_as_one(program.net(cid), device)
     )
 
 
@@ -90,14 +90,26 @@ def _steps_alike(opt: Opt) -> bool:
     return opt.name == "sgd" and not opt.keep_state
 
 
-def _mostly_batchable(net: Net, device: torch.device) -> bool:
+def _stages_as_one(net: Net, device: torch.device) -> frozenset[str]:
+    """Stages that all members run as one computation."""
+    if device.type == "cpu":
+        reads_fields = {k for k, source in net.reads.items() if net.fields and source == INPUT}
+        return frozenset(
+            name
+            for name in net.reads
+            if has_batched_form(net.get_submodule(name)) and name not in reads_fields
+        )
+    return frozenset(name for name in net.reads if vmap_knows(net.get_submodule(name)))
+
+
+def _mostly_as_one(net: Net, device: torch.device) -> bool:
     """Are most of the weights in stages that run as one? Others run client by client, and where
     these are the most, as in a convolutional network, a block gains nothing."""
-    together = {name for name in net.reads if batchable(net.get_submodule(name), device)}
+    as_one = _stages_as_one(net, device)
     if device.type != "cpu":
-        return together == set(net.reads)
+        return as_one == net.reads.keys()  # streams are kept for the CPU only
     weights = {key: value.numel() for key, value in net.initial.items()}
-    inside = sum(numbers for key, numbers in weights.items() if stage_of(key) in together)
+    inside = sum(numbers for key, numbers in weights.items() if stage_of(key) in as_one)
     return 2 * inside > sum(weights.values())
 
 
@@ -117,9 +129,7 @@ class Block(Site):
         self.w = {k: torch.stack([m.w[k] for m in members]) for k in self.w}
         self.travel, self._fits = dict(self.travel), dict(self._fits)
         self._row = torch.arange(len(members), device=self.device)[:, None]
-        self._side_by_side = {
-            name: batchable(self.net.get_submodule(name), self.device) for name in self.net.reads
-        }
+        self._as_one = _stages_as_one(self.net, self.device)
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
@@ -173,8 +183,8 @@ class Block(Site):
         )
         # All outputs are for hooks; a prediction needs only the way to it.
         self._route = self.net.route(None if self._own_losses else self.net.logits)
-        together = all(self._side_by_side[name] for name, _ in self._route)
-        self._members_see_weights = self._own_losses or bool(loop.corrections) or not together
+        some_alone = any(name not in self._as_one for name, _ in self._route)
+        self._members_see_weights = self._own_losses or bool(loop.corrections) or some_alone
         return loop
 
     def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
@@ -253,9 +263,8 @@ class Block(Site):
             if name in b.out:
                 continue
             z = b.out[source]
-            if self._side_by_side[name]:
-                run = partial(self._run_stage, name=name, modes=modes)
-                b.out[name] = side_by_side(run, self.w, z)
+            if name in self._as_one:
+                b.out[name] = self._run_as_one(name, z, modes)
                 continue
             alone = []
             for member, stream, own in zip(self.members, self._streams, z.unbind(), strict=True):
@@ -263,9 +272,10 @@ class Block(Site):
                     alone.append(self.net.stage(member.w, name, own, modes))
             b.out[name] = torch.stack(alone)
 
-    def _run_stage(self, w: Tree, z: Tensor, name: str, modes: frozenset[str] | bool) -> Tensor:
-        """One member's stage, as vmap sees it."""
-        return self.net.stage(w, name, z, modes)
+    def _run_as_one(self, name: str, z: Tensor, modes: frozenset[str] | bool) -> Tensor:
+        if self.device.type == "cpu":
+            return side_by_side(self.net.bound(self.w, name, modes), z)
+        return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
 
     def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:
         """Each member's loss, averaged by the call that averages it otherwise, and what is

@@ -36,50 +36,40 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
             slices.append((name, [(key, place[id(value)]) for key, value in tree.items()]))
         layout.append(slices)
     kinds = [(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in tensors]
+    link.send((head, layout, kinds))
     of_type: dict[str, list[Tensor]] = {}
     for (dtype, _), value in zip(kinds, tensors, strict=True):
         if value.nbytes < SMALL:
             of_type.setdefault(dtype, []).append(value.detach().cpu().reshape(-1))
-    small = b"".join(_memory(torch.cat(some)) for _, some in sorted(of_type.items()))
-    link.send((head, layout, kinds, small))
-    for value in tensors:
-        if value.nbytes >= SMALL:
+        else:
             link.send_bytes(_memory(value.detach().cpu().contiguous()))
+    for _, some in sorted(of_type.items()):
+        link.send_bytes(_memory(torch.cat(some)))
 
 
 def receive(link: Connection) -> tuple[Any, list[State]]:
     """The message at the other end of the pipe. What its states shared, they share again;
     otherwise every tensor has memory of its own."""
-    head, layout, kinds, joined = link.recv()
-    tensors = _parted(kinds, bytearray(joined))
+    head, layout, kinds = link.recv()
+    tensors: dict[int, Tensor] = {}
+    of_type: dict[str, list[int]] = {}
     for i, (dtype, shape) in enumerate(kinds):
-        if i not in tensors:
-            tensors[i] = torch.empty(shape, dtype=getattr(torch, dtype))
+        kind = getattr(torch, dtype)
+        if math.prod(shape) * kind.itemsize < SMALL:
+            of_type.setdefault(dtype, []).append(i)
+        else:
+            tensors[i] = torch.empty(shape, dtype=kind)
             link.recv_bytes_into(_memory(tensors[i]))
+    for dtype, places in sorted(of_type.items()):
+        sizes = [math.prod(kinds[i][1]) for i in places]
+        joined = torch.empty(sum(sizes), dtype=getattr(torch, dtype))
+        link.recv_bytes_into(_memory(joined))
+        # Cloned: each gets memory of its own, aligned as torch's own.
+        for i, part in zip(places, joined.split(sizes), strict=True):
+            tensors[i] = part.view(kinds[i][1]).clone()
     return head, [
         {name: {key: tensors[i] for key, i in keys} for name, keys in slices} for slices in layout
     ]
-
-
-def _parted(kinds: Sequence[tuple[str, tuple[int, ...]]], joined: bytearray) -> dict[int, Tensor]:
-    """The small tensors of a message by their places: they were joined by type."""
-    of_type: dict[str, list[int]] = {}
-    for i, (dtype, shape) in enumerate(kinds):
-        if math.prod(shape) * getattr(torch, dtype).itemsize < SMALL:
-            of_type.setdefault(dtype, []).append(i)
-    tensors: dict[int, Tensor] = {}
-    at = 0
-    for dtype, places in sorted(of_type.items()):
-        sizes = [math.prod(kinds[i][1]) for i in places]
-        kind = getattr(torch, dtype)
-        flat = torch.empty(0, dtype=kind)
-        if count := sum(sizes):
-            flat = torch.frombuffer(joined, dtype=kind, count=count, offset=at)
-            at += flat.nbytes
-        # Cloned: each gets memory of its own, aligned as torch's own.
-        for i, part in zip(places, flat.split(sizes), strict=True):
-            tensors[i] = part.view(kinds[i][1]).clone()
-    return tensors
 
 
 def _memory(tensor: Tensor) -> Any:

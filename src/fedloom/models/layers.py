@@ -82,8 +82,6 @@ class HeConv2d(nn.Conv2d):
 class Translation(nn.Module):
     """Adds one trainable tensor of one sample's shape to every sample; zero at the start."""
 
-    side_by_side = True
-
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         self.vector = nn.Parameter(torch.zeros(shape))
@@ -93,3 +91,7 @@ class Translation(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return z + self.vector
+
+    def side_by_side(self, z: Tensor) -> Tensor:
+        """The same of several clients at once (`core.batched_layers`)."""
+        return z + self.vector[:, None]
