@@ -208,7 +208,8 @@ def processes() -> dict[str, tuple[str, float]]:
                 words = (place / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            found[place.name] = (b" ".join(words[:3]).decode(errors="replace"), spent)
+            names = [Path(word.decode(errors="replace")).name for word in words[:4]]
+            found[place.name] = (" ".join(filter(None, names)), spent)
     return found
 
 

@@ -1,15 +1,15 @@
 """Several clients trained side by side: every tensor gets one dimension more, in front.
 
 A `Block` is a `Site` whose model is the stack of its members' models, so the loop, the update rule
-and the optimiser are the ones of a single client, and the passes through the network are one batched
-computation (`batched_layers`). What a client has for itself stays its own: the order of its batches,
-its stream of random numbers, the norm of its gradient, and all that a method's hooks do. `inputs`,
-`loss` and `grads` are called member by member with the member's own site and its share of the batch,
-so a hook may do whatever it does alone, and a method knows nothing of blocks. `local` is called once
-for all: it may train, and pass trees on; for more it is refused (`Together`).
+and the optimiser are the ones of a single client, and the passes through the network are one
+computation (`batched_layers`). What a client has for itself stays its own: the order of its
+batches, its stream of random numbers, the norm of its gradient, and all that a method's hooks do.
+`inputs`, `loss` and `grads` are called member by member with the member's own site and its share of
+the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks. `local` is
+called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
-Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares before
-it trusts.
+Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares
+before it trusts.
 """
 
 from __future__ import annotations
@@ -307,7 +307,8 @@ class Block(Site):
     def _corrected(self, g: Tree) -> Tree:
         """`grads`, member by member."""
         corrected = []
-        for member, stream, own in zip(self.members, self._streams, self._shares(g), strict=True):
+        for member, stream, share in zip(self.members, self._streams, self._shares(g), strict=True):
+            own = share
             with stream:
                 for correct in self._running.corrections:
                     own = correct(own, member)
