@@ -182,7 +182,7 @@ class Block(Site):
             or not _is_mean_of_rows(self.task)
         )
         # All outputs are for hooks; a prediction needs only the way to it.
-        self._route = self.net.route(None if self._own_losses else self.net.logits)
+        self._route = self.net._route(None if self._own_losses else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
         self._members_see_weights = self._own_losses or bool(loop.corrections) or some_alone
         return loop
@@ -274,7 +274,7 @@ class Block(Site):
 
     def _run_as_one(self, name: str, z: Tensor, modes: frozenset[str] | bool) -> Tensor:
         if self.device.type == "cpu":
-            return side_by_side(self.net.bound(self.w, name, modes), z)
+            return side_by_side(self.net._ready(self.w, name, modes), z)
         return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
 
     def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:

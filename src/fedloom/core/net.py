@@ -293,7 +293,7 @@ class Net(nn.Module):
         """Stages in training mode while some are trained: those, and what has no tensors of its own
         (dropout) behind them."""
         stages = set(trained)
-        for name, source in self.route(None):
+        for name, source in self._route(None):
             if not self._slots_of[name] and (source in stages or source == INPUT):
                 stages.add(name)
         return frozenset(stages)
@@ -326,7 +326,7 @@ class Net(nn.Module):
         known = self._known_outputs
         if known is not None and known.are_of(w, x):
             out |= {k: z for k, z in known.outputs.items() if not _trains(k, train)}
-        for name, source in self.route(want):
+        for name, source in self._route(want):
             if name not in out:
                 out[name] = self._run(w, name, out[source], train)
         return out
@@ -348,12 +348,12 @@ class Net(nn.Module):
         """One stage alone, on any input (side stages, heads on generated features)."""
         return self._run(w, self._known(name), z, train)
 
-    def bound(self, w: Tree, name: str, train: bool | Collection[str] = False) -> nn.Module:
+    def _ready(self, w: Tree, name: str, train: bool | Collection[str] = False) -> nn.Module:
         """A stage's module with these weights in it, until the stage runs with others."""
         self._bind(w, self._known(name))
         return self._in_mode(name, _trains(name, train))
 
-    def route(self, want: str | None) -> list[tuple[str, str]]:
+    def _route(self, want: str | None) -> list[tuple[str, str]]:
         """(stage, what it reads) in running order; computed once."""
         if want not in self._routes:
             lasts = [k for k, source in self.reads.items() if source] if want is None else [want]
