@@ -41,7 +41,7 @@ from helpers import digest, digits, outcome
 
 # Nine equal clients (a block of eight and one left over), two unlike ones.
 HOLDINGS = (*(((i, (i + 1) % 10, (i + 2) % 10), 18) for i in range(9)), ((3, 4), 25), ((5,), 1))
-ALONE = {"dualfed", "fedbn", "apfl", "apple", "perfedavg", "pfedme"}
+ALONE = {"dualfed", "fedbn", "apfl", "apple", "pfedme"}
 """Most of their network draws or normalises, or their step is their own: they are not tried."""
 REFUSED = {"fedpac"}
 """Its `local` computes with what each client has for itself."""
@@ -226,7 +226,7 @@ class Whimsical(Method):
         s.own[self.name]["seen"] += b.y.bincount(minlength=10)
         s.memo["turns"] = s.memo.get("turns", 0) + 1
         loss = super().loss(b, s) * torch.rand(())
-        if float(loss) > 0.5 or s.memo["turns"] > 1:
+        if float(loss.detach()) > 0.5 or s.memo["turns"] > 1:
             loss = loss + 0.1 * s.w["head.weight"].norm()
         return loss
 
