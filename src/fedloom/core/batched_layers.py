@@ -46,11 +46,12 @@ def vmap_knows(layer: nn.Module) -> bool:
 
 def _linear(layer: nn.Linear, z: Tensor) -> Tensor:
     rows = z.flatten(1, -2)  # as the single layer does with more dimensions
-    if layer.bias is None:
+    bias: Tensor | None = layer.bias
+    if bias is None:
         out = torch.bmm(rows, layer.weight.transpose(1, 2))
     else:
-        out = _Linears.apply(rows, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
-    return out if z.ndim == 3 else out.unflatten(1, z.shape[1:-1])
+        out = _linears(rows, layer.weight, bias)
+    return out if z.ndim == 3 else out.view(*z.shape[:-1], out.shape[-1])
 
 
 def _chain(layers: nn.Sequential, z: Tensor) -> Tensor:
@@ -96,3 +97,8 @@ class _Linears(torch.autograd.Function):
             torch.bmm(g.transpose(1, 2), x) if needs[1] else None,
             g.sum(1) if needs[2] else None,
         )
+
+
+def _linears(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    out: Tensor = _Linears.apply(x, weight, bias)  # type: ignore[no-untyped-call]
+    return out

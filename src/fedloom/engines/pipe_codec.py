@@ -65,7 +65,7 @@ def receive(link: Connection) -> tuple[Any, list[State]]:
         joined = torch.empty(sum(sizes), dtype=getattr(torch, dtype))
         link.recv_bytes_into(_memory(joined))
         # Cloned: each gets memory of its own, aligned as torch's own.
-        for i, part in zip(places, joined.split(sizes), strict=True):
+        for i, part in zip(places, torch.split(joined, sizes), strict=True):
             tensors[i] = part.view(kinds[i][1]).clone()
     return head, [
         {name: {key: tensors[i] for key, i in keys} for name, keys in slices} for slices in layout
