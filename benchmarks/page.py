@@ -292,23 +292,15 @@ def small_clients() -> str:
         for what in ("seconds", "cpu_seconds"):
             r = case[what]
             low, high = r["spread"]
-            cells += [
-                f"{r['before']:.2f}",
-                f"{r['now']:.2f}",
-                f"{r['ratio']:.2f} ({low} to {high})",
-            ]
+            ratio = f"{r['ratio']:.2f} ({low:.2f} to {high:.2f})"
+            cells += [f"{r['before']:.2f}", f"{r['now']:.2f}", ratio]
         reached = "yes" if case["cpu_seconds"]["ratio"] >= found["to_reach"] else "**no**"
         same = "yes" if case["same_bytes"] else "**no**"
         body.append([f"`{case['method']}`", *cells, reached, same])
     before = f"at {found['before']}"
-    return rows(
-        [
-            *("method", f"s a round, {before}", "now", "ratio (spread)"),
-            *(f"CPU s, {before}", "now", "ratio (spread)"),
-            *(f"{found['to_reach']:g} times", "same bytes"),
-        ],
-        body,
-    )
+    head = ["method", f"s a round, {before}", "now", "ratio (spread)"]
+    head += [f"CPU s, {before}", "now", "ratio (spread)"]
+    return rows([*head, f"{found['to_reach']:g} times", "same bytes"], body)
 
 
 def start() -> str:

@@ -9,7 +9,8 @@ one first and now the other. The first round, which warms up and tries out block
 which is scored, do not count. A round has its seconds by the clock and the CPU seconds of all its
 processes; where other programs run beside it, only these can be compared (resolution: 10 ms a
 process). A ratio is the median over pairs of neighbours. Both must end with the same bytes. All of
-it goes to `benchmarks/results/small_clients.json`, with what else ran on the machine meanwhile.
+it goes to `benchmarks/results/small_clients.json`, with the load of the machine and, as `--note`
+tells it, what else ran there.
 """
 
 from __future__ import annotations
@@ -199,31 +200,6 @@ def _compared(rounds: dict[str, list[Reading]], what: str) -> Reading:
     }
 
 
-def processes() -> dict[str, tuple[str, float]]:
-    """Every process: its command, and its CPU seconds so far."""
-    found = {}
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit() and (spent := _cpu(place.name)) is not None:
-            try:
-                words = (place / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            names = [Path(word.decode(errors="replace")).name for word in words[:4]]
-            found[place.name] = (" ".join(filter(None, names)), spent)
-    return found
-
-
-def others(first: dict[str, tuple[str, float]], seconds: float) -> Reading:
-    """What else ran since: how many CPU seconds a second the processes took that were there before,
-    where it was two hundredths of a core or more."""
-    shares = {
-        f"{command} ({pid})": round((spent - first[pid][1]) / seconds, 2)
-        for pid, (command, spent) in processes().items()
-        if pid in first
-    }
-    return {name: share for name, share in sorted(shares.items()) if share >= 0.02}
-
-
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -232,6 +208,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--note", default="nothing else", help="what else ran on the machine")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -243,14 +220,13 @@ def main() -> None:
     from fedloom.runs.folder import current_versions
 
     commit = ["git", "-C", str(args.before), "rev-parse", "--short", "HEAD"]
-    first, begun = processes(), time.perf_counter()
     before, now = Version(args.before), Version(HERE.parent)
     cases: list[Reading] = []
     for method in args.method:
         asked = {"method": method, "clients": args.clients, "rounds": args.rounds}
         cases.append(case := in_turns(before, now, asked))
         print(method, case["seconds"], case["cpu_seconds"], case["same_bytes"], flush=True)
-        load = [round(x, 2) for x in os.getloadavg()]
+        case["load_average"] = round(os.getloadavg()[2], 2)  # of the last 15 minutes
         write_json(
             args.results,
             {
@@ -258,8 +234,7 @@ def main() -> None:
                 "before": subprocess.check_output(commit, text=True).strip(),
                 "workers": WORKERS,
                 "to_reach": TO_REACH,
-                "load_average": load,
-                "also_running": others(first, time.perf_counter() - begun),
+                "also_running": args.note,
                 "cases": cases,
             },
         )
