@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,9 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
+from fedloom.core.batched_layers import has_batched_form, side_by_side
 from fedloom.core.block import Block, joinable
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation
@@ -35,6 +38,8 @@ from fedloom.engines.vectorized import Vectorized
 from fedloom.errors import TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
+from fedloom.models.gaussian import Gaussian
+from fedloom.models.layers import Translation
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Experiment
 from helpers import digest, digits, outcome
@@ -476,6 +481,37 @@ def test_a_task_of_ones_own_is_each_clients_own() -> None:
     some = [replace(visit, program=program) for visit in visits()]
     assert joinable(some[0])
     assert comparable(clients_together(some)) == alone(some)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(6, 4), (5, 6)),
+        (nn.Linear(6, 4, bias=False), (5, 6)),
+        (nn.Linear(6, 4), (5, 3, 6)),
+        (nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.LeakyReLU(0.2)), (5, 6)),
+        (nn.Flatten(), (5, 2, 3, 4)),
+        (nn.Flatten(2, -2), (5, 2, 3, 4, 2)),
+        (Translation((6,)), (5, 6)),
+        (Gaussian(6, 3), (5, 2, 3)),
+        (Gaussian(6, 3, deviation=0.5), (5, 6)),
+    ],
+)
+def test_layers_side_by_side_are_the_layers_one_by_one(
+    layer: nn.Module, shape: tuple[int, ...]
+) -> None:
+    """Eight clients with weights of their own; bits are the trial's matter."""
+    assert has_batched_form(layer)
+    z = torch.randn(8, *shape)
+    own = {name: torch.randn(8, *p.shape) for name, p in layer.named_parameters()}
+    single = [
+        functional_call(layer, {name: v[i] for name, v in own.items()}, (z[i],)) for i in range(8)
+    ]
+    stacked = copy.deepcopy(layer)
+    for name, value in own.items():
+        at, _, leaf = name.rpartition(".")
+        stacked.get_submodule(at)._parameters[leaf] = value
+    torch.testing.assert_close(side_by_side(stacked, z), torch.stack(single))
 
 
 def test_clients_that_train_differently_are_no_block() -> None:
