@@ -280,6 +280,26 @@ def fedpac_server() -> str:
     return rows([*head, "weights differ by", "value above the minimum by at most"], body)
 
 
+def small_clients() -> str:
+    """A round of many small clients, now and before."""
+    found = read("small_clients")
+    body = []
+    for case in found["cases"]:
+        cells = []
+        for what in ("seconds", "cpu_seconds"):
+            r = case[what]
+            low, high = r["spread"]
+            ratio = f"{r['ratio']:.2f} ({low:.2f} to {high:.2f})"
+            cells += [f"{r['before']:.2f}", f"{r['now']:.2f}", ratio]
+        reached = "yes" if case["cpu_seconds"]["ratio"] >= found["to_reach"] else "**no**"
+        same = "yes" if case["same_bytes"] else "**no**"
+        body.append([f"`{case['method']}`", *cells, reached, same])
+    before = f"at {found['before']}"
+    head = ["method", f"s a round, {before}", "now", "ratio (spread)"]
+    head += [f"CPU s, {before}", "now", "ratio (spread)"]
+    return rows([*head, f"{found['to_reach']:g} times", "same bytes"], body)
+
+
 def start() -> str:
     """A run of nearly no work beside the import of torch."""
     found = read("start")
@@ -547,6 +567,7 @@ PLACES = {
         "speed": speed,
         "tricks": tricks,
         "scale": scale,
+        "small_clients": small_clients,
         "fedpac_server": fedpac_server,
         "start": start,
         "evaluation": evaluation,

@@ -28,8 +28,6 @@ class Counting:
         self.link, self.written = link, 0
 
     def send(self, message: tuple) -> None:
-        *_, small = message
-        self.written += len(small)
         self.link.send(message)
 
     def send_bytes(self, data: memoryview) -> None:
@@ -126,11 +124,20 @@ def test_longest_first_and_alone_when_long() -> None:
 
 
 def test_small_clients_share_a_message() -> None:
-    """400 clients of 18 rows on two workers: an eighth of what is left each time."""
-    counts = [len(p) for p in dealt([18] * 400, workers=2)]
+    """400 clients of 40 rows on two workers: an eighth of what is left each time."""
+    counts = [len(p) for p in dealt([40] * 400, workers=2)]
     assert counts[:3] == [50, 44, 39]  # ceil(400/8), ceil(350/8), ceil(306/8)
     assert counts == sorted(counts, reverse=True)
     assert max(len(p) for p in dealt([1] * 5000, workers=2)) == bundle.MOST_CLIENTS
+
+
+def test_very_small_clients_come_in_whole_blocks() -> None:
+    """Of 18 rows: an eighth of what is left, rounded up to a multiple of 8, as long as each of two
+    workers can have 8; the last 8 go one by one, so that the workers end together."""
+    counts = [len(p) for p in dealt([18] * 400, workers=2)]
+    assert counts[:3] == [56, 48, 40]  # from 50, 43 and 37
+    assert counts[-9:] == [8, *[1] * 8]
+    assert next(iter(dealt([18] * 12, workers=2))) == [0, 1]  # too few for that
 
 
 def test_large_answers_are_asked_for_by_id(monkeypatch: pytest.MonkeyPatch) -> None:

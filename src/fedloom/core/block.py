@@ -1,13 +1,15 @@
 """Several clients trained side by side: every tensor gets one dimension more, in front.
 
 A `Block` is a `Site` whose model is the stack of its members' models, so the loop, the update rule
-and the optimiser are the ones of a single client. Only what a client has for itself is written
-anew: the order of its batches, its loss, the norm of its gradient.
+and the optimiser are the ones of a single client, and the passes through the network are one
+computation (`batched_layers`). What a client has for itself stays its own: the order of its
+batches, its stream of random numbers, the norm of its gradient, and all that a method's hooks do.
+`inputs`, `loss` and `grads` are called member by member with the member's own site and its share of
+the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks. `local` is
+called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
-Bits: a batched product equals the single ones only where it runs the same kernel with the same
-accumulation, which is why `F.linear` becomes one `baddbmm` (vmap would add the bias afterwards) and
-every client's loss is averaged by the call that averages it otherwise. That still is no promise for
-other machines; `engines.blocks` compares before it trusts.
+Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares
+before it trusts.
 """
 
 from __future__ import annotations
@@ -15,56 +17,69 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
 from torch.func import vmap
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
-from torch.overrides import TorchFunctionMode
 
+from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
+from fedloom.core.data import ClientData
 from fedloom.core.method import Method
-from fedloom.core.net import Net
+from fedloom.core.net import INPUT, Net, stage_of
 from fedloom.core.optimizers import clipped
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
+from fedloom.core.program import Program
+from fedloom.core.rng import Stream
 from fedloom.core.site import Site, Visit, _Loop
+from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
+from fedloom.core.together import Together
 from fedloom.core.tree import Tree, place
-
-POSITIONLESS = frozenset(
-    {Net, nn.Sequential, nn.Linear, nn.ReLU, nn.LeakyReLU, nn.Flatten, nn.Identity}
-)
-"""Layers that compute a number alike wherever it stands in a tensor. On a CPU most others do not:
-the last few numbers, which fill no vector register, go through another sigmoid, and a few in a
-hundred of those come out otherwise. Too rare for a trial to be sure to see it."""
 
 
 def joinable(visit: Visit) -> bool:
     """Can this client be trained side by side with others, and nothing tell the difference?"""
-    method, kind = visit.program.method, visit.down.plan.kind
+    kind, data = visit.down.plan.kind, visit.data
+    return has_rows(data) and trains_together(visit.program, visit.cid, kind, visit.device)
+
+
+def has_rows(data: ClientData) -> bool:
+    """Are there rows, the same at every look? A batch's augmentations are drawn for it alone."""
+    return len(data.train) > 0 and not data.train.augmented
+
+
+def trains_together(program: Program, cid: int, kind: str, device: torch.device) -> bool:
+    """The same of all clients with this client's network, in rounds of one kind."""
+    method = program.method
     # Adapting steps plainly; head epochs begin from what `personalize` says.
-    hooks = ("loss", "local", "step") if kind == "train" else ("loss", "personalize")
-    phases = method.phases if kind == "train" else visit.program.adapt
+    hooks = ("step",) if kind == "train" else ("personalize",)
+    phases = method.gradient_phases if kind == "train" else program.adapt
     return (
         kind != "special"
         # Gradients of single rows have a dimension more already.
-        and not isinstance(visit.program.privacy, ExamplePrivacy)
+        and not isinstance(program.privacy, ExamplePrivacy)
         and all(_steps_alike(phase.over(method.opt).opt) for phase in phases)
         and all(getattr(type(method), hook) is getattr(Method, hook) for hook in hooks)
-        and not any(part.overrides(hook) for part in method.parts for hook in ("inputs", "grads"))
-        and not any(term.overrides("loss") for term in method.terms)
-        and _mean_of_rows(visit.program.task)
-        and _batchable(visit.program.net(visit.cid), visit.device)
-        and len(visit.data.train) > 0
-        and not visit.data.train.augmented
+        and (device.type == "cpu" or not _acts_in_the_loop(method, program.task))
+        and _mostly_as_one(program.net(cid), device)
     )
 
 
-def _mean_of_rows(task: Task) -> bool:
+def _acts_in_the_loop(method: Method, task: Task) -> bool:
+    """Do parts have hooks in the training loop? Those may draw, and only the CPU's stream is kept
+    for every member."""
+    hooks = ("inputs", "loss", "grads")
+    return (
+        not _is_mean_of_rows(task)
+        or type(method).loss is not Method.loss
+        or any(part.overrides(hook) for part in method.terms for hook in hooks)
+        or any(method.overrides(hook) for hook in ("inputs", "grads"))
+    )
+
+
+def _is_mean_of_rows(task: Task) -> bool:
     """Is the loss of a batch the mean of its rows' losses, each of one class?"""
     return type(task) in (Classification, Binary) and getattr(task, "plain", False) is True
 
@@ -75,14 +90,27 @@ def _steps_alike(opt: Opt) -> bool:
     return opt.name == "sgd" and not opt.keep_state
 
 
-def _batchable(net: Net, device: torch.device) -> bool:
-    """Layers that draw have a stream per client; BatchNorm changes its statistics in place."""
+def _stages_as_one(net: Net, device: torch.device) -> frozenset[str]:
+    """Stages that all members run as one computation."""
     if device.type == "cpu":
-        return all(type(m) in POSITIONLESS for m in net.modules())
-    return not any(
-        isinstance(m, _DropoutNd | _BatchNorm) or getattr(m, "draws", False) is True
-        for m in net.modules()
-    )
+        reads_fields = {k for k, source in net.reads.items() if net.fields and source == INPUT}
+        return frozenset(
+            name
+            for name in net.reads
+            if has_batched_form(net.get_submodule(name)) and name not in reads_fields
+        )
+    return frozenset(name for name in net.reads if vmap_knows(net.get_submodule(name)))
+
+
+def _mostly_as_one(net: Net, device: torch.device) -> bool:
+    """Are most of the weights in stages that run as one? Others run client by client, and where
+    these are the most, as in a convolutional network, a block gains nothing."""
+    as_one = _stages_as_one(net, device)
+    if device.type != "cpu":
+        return as_one == net.reads.keys()  # streams are kept for the CPU only
+    weights = {key: value.numel() for key, value in net.initial.items()}
+    inside = sum(numbers for key, numbers in weights.items() if stage_of(key) in as_one)
+    return 2 * inside > sum(weights.values())
 
 
 class Block(Site):
@@ -101,6 +129,13 @@ class Block(Site):
         self.w = {k: torch.stack([m.w[k] for m in members]) for k in self.w}
         self.travel, self._fits = dict(self.travel), dict(self._fits)
         self._row = torch.arange(len(members), device=self.device)[:, None]
+        self._as_one = _stages_as_one(self.net, self.device)
+
+    def train(self) -> None:
+        """The method's local training of one round, of all members."""
+        together = Together(self)
+        self.method.local(together)  # type: ignore[arg-type]
+        together.hand_out()
 
     def fit(
         self,
@@ -111,34 +146,62 @@ class Block(Site):
     ) -> Tree:
         """The one loop, and each member gets its share of what came out."""
         self._losses = torch.zeros(len(self.members), device=self.device)
+        outer = [(m.w, m.terms, m._loop) for m in self.members]
         before = self.steps
         trained = super().fit(phase, w, terms, plain)
         steps, losses = self.steps - before, self._losses.tolist()
-        for i, member in enumerate(self.members):
-            member.w = {k: place(v[i].clone(), self.device) for k, v in trained.items()}
+        for member, (own_model, own_terms, loop) in zip(self.members, outer, strict=True):
+            member.w, member.terms, member._loop = own_model, own_terms, loop
             member.travel, member._fits = dict(self.travel), dict(self._fits)
             member.steps = self.steps
-            if steps:
-                member.mean_loss = losses[i] / steps
+        if w is None:
+            shares = {k: v.unbind() for k, v in trained.items()}
+            for i, member in enumerate(self.members):
+                member.w = {k: place(v[i].clone(), self.device) for k, v in shares.items()}
+                if steps:
+                    member.mean_loss = losses[i] / steps
         return trained
 
     def _prepare(self, schedule: Schedule, training: str) -> _Loop:
         """The loop's optimiser does not clip: that is done in `apply`, by client. Its batches are
         the first member's; the other orders are kept for `_gathered`."""
+        if not _steps_alike(schedule.opt):
+            raise ValueError(f"optimizer {schedule.opt.name} does not move stacked tensors alike")
         self._clip = schedule.opt.clip
         rows, tag = len(self.data.train), (training, self._fits[training])
         gens = [m.gen(("batches", *tag)) for m in self.members[1:]]
         self._orders = [schedule.epochs(rows, gen) for gen in gens]
-        return super()._prepare(replace(schedule, opt=replace(schedule.opt, clip=0.0)), training)
+        self._streams = [Stream(*self.plan.key, m.cid, "layers", *tag) for m in self.members]
+        unclipped = replace(schedule, opt=replace(schedule.opt, clip=0.0))
+        loop = super()._prepare(unclipped, training)
+        for member in self.members:
+            member.terms, member._loop = self.terms, loop
+        self._own_losses = (
+            bool(loop.losses)
+            or type(self.method).loss is not Method.loss
+            or not _is_mean_of_rows(self.task)
+        )
+        # All outputs are for hooks; a prediction needs only the way to it.
+        self._route = self.net._route(None if self._own_losses else self.net.logits)
+        some_alone = any(name not in self._as_one for name, _ in self._route)
+        self._members_see_weights = self._own_losses or bool(loop.corrections) or some_alone
+        return loop
 
     def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
         """The batches of an epoch: x [B, n, ...], y and idx [B, n]."""
         orders = (batches, *(next(order) for order in self._orders))
-        streams = (m._gathered(o, augment) for m, o in zip(self.members, orders, strict=True))
-        for each in zip(*streams, strict=True):
+        with timed("data"):
+            rows = [torch.cat(tuple(order)) for order in orders]
+            pairs = list(zip((m.data.train for m in self.members), rows, strict=True))
+            x = torch.stack([place(train.x(idx), self.device) for train, idx in pairs])
+            y = torch.stack([train.y[idx] for train, idx in pairs]).to(self.device)
+            idx = torch.stack(rows)
+        end = 0
+        for size in map(len, batches):
             self.watch()
-            x, y, idx = (torch.stack([getattr(b, of) for b in each]) for of in ("x", "y", "idx"))
-            yield Batch(x, y, idx, y)
+            part = slice(end, end := end + size)
+            target = y[:, part].contiguous()
+            yield Batch(x[:, part].contiguous(), target, idx[:, part].contiguous(), target)
 
     def _known_outputs(self) -> Mapping[str, Tensor]:
         """Nothing: what is fixed is given to the members' pass, each its own rows."""
@@ -146,36 +209,111 @@ class Block(Site):
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """Member by member: over all rows of one client at once, as it does alone."""
-        by_member = []
-        for member in self.members:
-            member._loop = loop
-            by_member.append(member._fixed_outputs(loop, member.w))
-            member._loop = None
+        models = self._shares(w)
+        by_member = [
+            member._fixed_outputs(loop, model)
+            for member, model in zip(self.members, models, strict=True)
+        ]
         return {stage: torch.stack([out[stage] for out in by_member]) for stage in by_member[0]}
+
+    def _shares(self, tree: Tree) -> list[Tree]:
+        """Each member's part of stacked tensors, in the same memory."""
+        parts = {k: v.unbind() for k, v in tree.items()}
+        return [{k: v[i] for k, v in parts.items()} for i in range(len(self.members))]
+
+    # ------------------------------------------------------------------ one step
 
     def grad(self, b: Batch, w: Tree | None = None, corrected: bool = True) -> Tree:
         """Every member's gradient, stacked: one forward and one backward pass."""
         loop = self._running
-        fixed = {stage: z[self._row, b.idx.to(self.device)] for stage, z in loop.fixed.items()}
-        with _OneKernel():
-            logits = vmap(self._logits)(self.w, b.x, fixed)  # [B, n, K]
-        rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
-        pairs = zip(logits.detach(), b.target, strict=True)
-        losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
+        if self._members_see_weights:
+            for member, share in zip(self.members, self._shares(self.w), strict=True):
+                member.w, member.steps = share, self.steps
+        if loop.inputs:
+            self._change(b)
+        self._pass_forward(b)
+        losses, total = self._losses_of_members(b) if self._own_losses else self._losses_of_rows(b)
         self._losses += losses
         loop.loss_sum += losses.sum()
         loop.batches += 1
         leaves = [self.w[k] for k in loop.keys]
-        gradients = torch.autograd.grad(rows.sum() / b.idx.shape[1], leaves, allow_unused=True)
-        return {
+        gradients = torch.autograd.grad(total, leaves, allow_unused=True)
+        g = {
             k: torch.zeros_like(leaf) if v is None else v
             for k, leaf, v in zip(loop.keys, leaves, gradients, strict=True)
         }
+        return self._corrected(g) if loop.corrections and corrected else g
 
-    def _logits(self, w: Tree, x: Tensor, fixed: Mapping[str, Tensor]) -> Tensor:
-        """One member's forward pass, as vmap sees it."""
-        last = self.net.logits
-        return self.net(w, x, train=self._running.modes, want=last, given=fixed)[last]
+    def _change(self, b: Batch) -> None:
+        """`inputs`, member by member."""
+        own = [Batch(*one) for one in zip(b.x, b.y, b.idx, b.target, strict=True)]
+        for member, stream, batch in zip(self.members, self._streams, own, strict=True):
+            with stream:
+                for change in self._running.inputs:
+                    change(batch, member)
+        b.x = torch.stack([batch.x for batch in own])
+        b.target = torch.stack([batch.target for batch in own])
+
+    def _pass_forward(self, b: Batch) -> None:
+        """The outputs of the stages, [B, n, ...] each."""
+        modes, fixed = self._running.modes, self._running.fixed
+        b.out = {INPUT: b.x}
+        b.out |= {stage: z[self._row, b.idx.to(self.device)] for stage, z in fixed.items()}
+        for name, source in self._route:
+            if name in b.out:
+                continue
+            z = b.out[source]
+            if name in self._as_one:
+                b.out[name] = self._run_as_one(name, z, modes)
+                continue
+            alone = []
+            for member, stream, own in zip(self.members, self._streams, z.unbind(), strict=True):
+                with stream:
+                    alone.append(self.net.stage(member.w, name, own, modes))
+            b.out[name] = torch.stack(alone)
+
+    def _run_as_one(self, name: str, z: Tensor, modes: frozenset[str] | bool) -> Tensor:
+        if self.device.type == "cpu":
+            return side_by_side(self.net._ready(self.w, name, modes), z)
+        return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
+
+    def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:
+        """Each member's loss, averaged by the call that averages it otherwise, and what is
+        differentiated: their sum, by rows."""
+        logits = b.out[self.net.logits]
+        rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
+        pairs = zip(logits.detach(), b.target, strict=True)
+        losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
+        return losses, rows.sum() / b.idx.shape[1]
+
+    def _losses_of_members(self, b: Batch) -> tuple[Tensor, Tensor]:
+        """The same of hooks, each called with a member's own site and share of the batch."""
+        outputs = {stage: z.unbind() for stage, z in b.out.items()}
+        losses = []
+        rows = zip(b.x, b.y, b.idx, b.target, strict=True)
+        for i, (member, stream, row) in enumerate(
+            zip(self.members, self._streams, rows, strict=True)
+        ):
+            own = Batch(*row, {stage: z[i] for stage, z in outputs.items()})
+            with stream:
+                loss = self.method.loss(own, member)
+                for extra in self._running.losses:
+                    loss = loss + extra(own, member)
+            losses.append(loss)
+        every = torch.stack(losses)
+        return every.detach(), every.sum()
+
+    @torch.no_grad()
+    def _corrected(self, g: Tree) -> Tree:
+        """`grads`, member by member."""
+        corrected = []
+        for member, stream, share in zip(self.members, self._streams, self._shares(g), strict=True):
+            own = share
+            with stream:
+                for correct in self._running.corrections:
+                    own = correct(own, member)
+            corrected.append(own)
+        return {k: torch.stack([own[k] for own in corrected]) for k in self.keys}
 
     def apply(self, g: Tree) -> None:
         """Clip each member's gradient by its own norm and take the step."""
@@ -183,57 +321,3 @@ class Block(Site):
             by_client = vmap(partial(clipped, bound=self._clip))([g[k] for k in self.keys])
             g = dict(zip(self.keys, by_client, strict=True))
         super().apply(g)
-
-
-class _OneKernel(TorchFunctionMode):
-    """Under vmap, a linear layer with its bias is one batched product, as it is one product alone.
-
-    Left to itself vmap multiplies and adds afterwards, which rounds once more where the product is
-    accumulated in pieces.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.linear and len(args) == 3 and args[0].ndim == 2 and args[2] is not None:
-            return _Linear.apply(*args)  # type: ignore[no-untyped-call]
-        return func(*args, **(kwargs or {}))
-
-
-class _Linear(torch.autograd.Function):
-    """`F.linear` with a batching rule of its own."""
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass  # differentiated where it is batched, never here
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Any:
-        return _Linears.apply(x, weight, bias), 0  # type: ignore[no-untyped-call]
-
-
-class _Linears(torch.autograd.Function):
-    """Linear layers side by side: x [B, n, i], weight [B, o, i], bias [B, o].
-
-    The products of the single layer's passes; autograd's own for `baddbmm` would lay out the
-    weight's gradient the other way round, and norms would sum it in another order.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        needs = ctx.needs_input_grad
-        return (
-            torch.bmm(g, weight) if needs[0] else None,
-            torch.bmm(g.transpose(1, 2), x) if needs[1] else None,
-            g.sum(1) if needs[2] else None,
-        )

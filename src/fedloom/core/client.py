@@ -6,18 +6,17 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedloom.core.adaptation import adapt, adapted_model
 from fedloom.core.block import Block
-from fedloom.core.compression import RESIDUAL
+from fedloom.core.compression import NONE, RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.revelations import ROWS_UNTOLD
-from fedloom.core.rng import rng_scope
+from fedloom.core.rng import Stream, rng_scope
 from fedloom.core.score import ClientScore, Moment
 from fedloom.core.secure import client as secure
 from fedloom.core.secure.slices import SECURE, keep_secret
@@ -48,20 +47,19 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
 def clients_together(
     visits: Sequence[Visit], ask: Ask | None = None, watch: Callable[[], None] = lambda: None
 ) -> list[tuple[Up, State]]:
-    """`client` for several visits that train as one block; what that needs is in `together`.
+    """`client` for several visits that train as one block; what that needs is in `block`.
 
     `watch` is called before every step and may raise.
     """
-    calls, streams, answers = [], [], []
-    with timed("local training"):
-        for visit in visits:
-            with rng_scope(*_key(visit)):
+    streams = [Stream(*_key(visit)) for visit in visits]
+    calls, answers = [], []
+    with timed("local training"), rng_scope("block"):
+        for visit, stream in zip(visits, streams, strict=True):
+            with stream:
                 calls.append(_Call(visit))
-                streams.append(_streams())
-        _learn(Block([call.site for call in calls], watch))
-        for visit, call, stream in zip(visits, calls, streams, strict=True):
-            with rng_scope(*_key(visit)):
-                _go_on(stream)  # where this client's own call would be
+        _learn_together(Block([call.site for call in calls], watch))
+        for call, stream in zip(calls, streams, strict=True):
+            with stream:  # where this client's own call would be
                 answers.append(call.answer(ask))
     return answers
 
@@ -100,11 +98,10 @@ class _Call:
         state = left_out(leaving.state)
         if self.hostile is not None:
             state = self.hostile.upload(state, site.down, site.plan)
-        leaving = replace(leaving, state=plain_state(state))
-        kept = plain_state(left_out(kept))
-        if site.plan.kind == "train":
-            state, kept = self._compressed(leaving.state, kept)
-            leaving = replace(leaving, state=state)
+        state, kept = plain_state(state), plain_state(left_out(kept))
+        if site.plan.kind == "train" and site.program.compression != NONE:
+            state, kept = self._compressed(state, kept)
+        leaving = replace(leaving, state=state)
         if site.program.secure is not None:
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
@@ -128,11 +125,24 @@ def _hidden(visit: Visit, leaving: Up) -> Up:
 
 
 def _learn(site: Site) -> None:
-    """The training of a round that trains, of one client or of a block."""
+    """The training of a round that trains."""
     if site.plan.kind == "train":
         site.method.local(site)
     elif site.plan.kind == "adapt":
         adapt(site)
+
+
+def _learn_together(block: Block) -> None:
+    """The same of a block."""
+    before = torch.get_rng_state()
+    # Whose error it is shows where its clients are computed one by one.
+    with naming_hooks(f"at clients side by side, {block.plan}"):
+        if block.plan.kind == "train":
+            block.train()
+        else:
+            adapt(block)
+    if not torch.equal(torch.get_rng_state(), before):
+        raise ValueError("it draws outside of the training loop, and clients draw each for itself")
 
 
 _Uploaded = tuple[State, tuple[ClientScore, ...]]
@@ -226,15 +236,3 @@ def _marks(state: State) -> _Marks:
 def _key(visit: Visit) -> tuple[Hashable, ...]:
     """Of the seeded scope of a client's whole call."""
     return (*visit.down.plan.key, visit.cid)
-
-
-def _streams() -> tuple[Tensor, list[Tensor]]:
-    """Where torch's default streams are."""
-    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if started else []
-
-
-def _go_on(streams: tuple[Tensor, list[Tensor]]) -> None:
-    torch.set_rng_state(streams[0])
-    if streams[1]:
-        torch.cuda.set_rng_state_all(streams[1])

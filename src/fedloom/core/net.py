@@ -348,6 +348,11 @@ class Net(nn.Module):
         """One stage alone, on any input (side stages, heads on generated features)."""
         return self._run(w, self._known(name), z, train)
 
+    def _ready(self, w: Tree, name: str, train: bool | Collection[str] = False) -> nn.Module:
+        """A stage's module with these weights in it, until the stage runs with others."""
+        self._bind(w, self._known(name))
+        return self._in_mode(name, _trains(name, train))
+
     def _route(self, want: str | None) -> list[tuple[str, str]]:
         """(stage, what it reads) in running order; computed once."""
         if want not in self._routes:
@@ -361,13 +366,17 @@ class Net(nn.Module):
         training = _trains(name, train)
         if training and len(z) == 1 and name in self._batch_norm_in:
             training = False  # BatchNorm cannot normalise a single sample
-        module: nn.Module = self._modules[name]  # type: ignore[assignment]
-        if module.training != training:
-            module.train(training)
+        module = self._in_mode(name, training)
         if self.fields and self.reads[name] == INPUT:
             by_position, by_name = arguments(self.fields, z)
             return module(*by_position, **by_name)  # type: ignore[no-any-return]
         return module(z)  # type: ignore[no-any-return]
+
+    def _in_mode(self, name: str, training: bool) -> nn.Module:
+        module: nn.Module = self._modules[name]  # type: ignore[assignment]
+        if module.training != training:
+            module.train(training)
+        return module
 
     def _bind(self, w: Tree, name: str) -> None:
         """Point the stage's slots at the tree; a missing key is an error, never a stale tensor."""

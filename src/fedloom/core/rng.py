@@ -30,13 +30,57 @@ def rng_scope(*key: Hashable) -> Iterator[None]:
 
     For what cannot be handed a generator: initialisers, dropout, sampling layers.
     """
-    seed, cuda = seed_of(*key), _cuda_devices()
-    with torch.random.fork_rng(devices=cuda):
-        # Not torch.manual_seed: without a GPU it formats and keeps a stack trace at every call.
-        torch.default_generator.manual_seed(seed)
+    seed, cuda, cpu = seed_of(*key), _cuda_devices(), torch.default_generator
+    # Not torch.random.fork_rng and torch.manual_seed, which small clients feel: they look for
+    # devices at every call, and without a GPU the second formats and keeps a stack trace.
+    before, before_cuda = cpu.get_state(), [torch.cuda.get_rng_state(i) for i in cuda]
+    try:
+        cpu.manual_seed(seed)
         if cuda:
             torch.cuda.manual_seed_all(seed)
         yield
+    finally:
+        cpu.set_state(before)
+        for i, state in zip(cuda, before_cuda, strict=True):
+            torch.cuda.set_rng_state(state, i)
+
+
+class Stream:
+    """Torch's default streams as a key seeds them, which can be left and taken up again.
+
+    Only inside of a `rng_scope`: it does not bring back what was before.
+
+    >>> with rng_scope("outside"):
+    ...     stream = Stream("layers")
+    ...     with stream:
+    ...         a = torch.rand(1)
+    ...     _ = torch.rand(5)
+    ...     with stream:
+    ...         b = torch.rand(1)
+    >>> with rng_scope("layers"):
+    ...     torch.equal(torch.cat([a, b]), torch.rand(2))
+    True
+    """
+
+    def __init__(self, *key: Hashable) -> None:
+        self._key = key
+        self._left: tuple[torch.Tensor, list[torch.Tensor]] | None = None
+
+    def __enter__(self) -> None:
+        if self._left is None:
+            seed = seed_of(*self._key)
+            torch.default_generator.manual_seed(seed)
+            if _cuda_devices():
+                torch.cuda.manual_seed_all(seed)
+            return
+        cpu, cuda = self._left
+        torch.default_generator.set_state(cpu)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+    def __exit__(self, *error: object) -> None:
+        cuda = torch.cuda.get_rng_state_all() if _cuda_devices() else []
+        self._left = torch.default_generator.get_state(), cuda
 
 
 def _cuda_devices() -> list[int]:

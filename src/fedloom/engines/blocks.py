@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 import torch
 
-from fedloom.core.block import joinable
+from fedloom.core.block import has_rows, trains_together
 from fedloom.core.client import client, clients_together
 from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
@@ -46,7 +46,7 @@ Kind = tuple[Hashable, int]
 ComputeBlock = Callable[[Sequence[Visit], Ask | None, Callable[[], None]], list[Answer]]
 
 
-class TooSlow(Exception):
+class TooSlow(FedloomError):
     """A block took about as long as its clients one by one, or longer."""
 
 
@@ -64,6 +64,8 @@ class Blocks:
         self.verdicts: dict[Kind, bool] = {}
         """Kind of block -> is it computed as one?"""
         self._slow: set[Kind] = set()
+        self._together: dict[Hashable, bool] = {}
+        """Kind of round, network, device -> may its clients train side by side?"""
         self._warm = False
 
     def answer(self, visits: Sequence[Visit], ask: Ask | None) -> list[Answer]:
@@ -78,7 +80,7 @@ class Blocks:
         """Places of visits of one kind, in blocks of one of the sizes; kind None: the rest."""
         groups: dict[Hashable, list[int]] = {}
         for i, visit in enumerate(visits):
-            groups.setdefault(_common(visit), []).append(i)
+            groups.setdefault(self._common(visit), []).append(i)
         rest = groups.pop(None, [])
         for common, group in groups.items():
             places = group
@@ -89,6 +91,17 @@ class Blocks:
                     places = places[size:]
             rest += places
         yield None, rest
+
+    def _common(self, visit: Visit) -> Hashable:
+        """What shapes, strides and order of operations depend on, within a run; None: no block."""
+        program, device = visit.program, visit.device
+        of_round = visit.down.plan.kind, visit.cid % len(program.nets), device
+        if of_round not in self._together:
+            kind = visit.down.plan.kind
+            self._together[of_round] = trains_together(program, visit.cid, kind, device)
+        if not self._together[of_round] or not has_rows(visit.data):
+            return None
+        return *of_round, len(visit.data.train)
 
     def _block(self, kind: Kind | None, visits: Sequence[Visit], ask: Ask | None) -> list[Answer]:
         if kind is not None and self._worth_trying(kind):
@@ -147,14 +160,6 @@ class Blocks:
 
 def _one_by_one(visits: Sequence[Visit], ask: Ask | None) -> list[Answer]:
     return [client(visit, ask) for visit in visits]
-
-
-def _common(visit: Visit) -> Hashable:
-    """What shapes, strides and order of operations depend on, within a run; None: no block."""
-    if not joinable(visit):
-        return None
-    net = visit.program.nets.index(visit.program.net(visit.cid))
-    return visit.down.plan.kind, net, len(visit.data.train), visit.device
 
 
 def _numbers(visit: Visit) -> int:

@@ -16,6 +16,11 @@ SHARES = 4
 """Into how many portions a worker's part of what is left is cut."""
 MOST_CLIENTS = 64
 """In one message."""
+TOGETHER = 8
+"""Small clients go in portions of so many or a multiple, which a worker can compute as blocks, as
+long as there are so many for every worker."""
+SMALL_CLIENT = 32
+"""Rows below which a client is small."""
 MOST_BYTES = 64 * 2**20
 """Of states in one message, beyond the first client's."""
 MOST_WAITING = 512 * 2**20
@@ -78,16 +83,18 @@ def portions(
     """
     if not ids:
         return
-    work, first = sum(map(size, ids)), job(ids[0])
+    work, left, first = sum(map(size, ids)), len(ids), job(ids[0])
     portion: list[Job] = []
     rows = carried = 0
     for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
         next_job = first if cid == first.cid else job(cid)  # each job is made once
         weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
-        enough = rows * SHARES * workers >= work or len(portion) == MOST_CLIENTS
+        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER * workers
+        whole = not small or len(portion) % TOGETHER == 0
+        enough = (rows * SHARES * workers >= work and whole) or len(portion) == MOST_CLIENTS
         if portion and (enough or carried + weight > MOST_BYTES):
             yield portion
-            work -= rows
+            work, left = work - rows, left - len(portion)
             portion, rows, carried = [], 0, 0
         portion.append(next_job)
         rows += size(cid)

@@ -1,12 +1,13 @@
 """States over a pipe between two processes of this machine, with few copies.
 
 Bytes go from a tensor's memory straight into the pipe and from the pipe into the new tensor's; only
-small tensors are joined, since a message for each would cost more. A tensor that several states
-hold crosses once.
+small tensors are joined, type by type, since a message for each would cost more. A tensor that
+several states hold crosses once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -34,39 +35,43 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
                     tensors.append(value)
             slices.append((name, [(key, place[id(value)]) for key, value in tree.items()]))
         layout.append(slices)
-    raw = [_bytes(value.detach().cpu().contiguous()) for value in tensors]
     kinds = [(str(v.dtype).removeprefix("torch."), tuple(v.shape)) for v in tensors]
-    small = b"".join(_memory(r) for r in raw if len(r) < SMALL)
-    link.send((head, layout, kinds, small))
-    for large in raw:
-        if len(large) >= SMALL:
-            link.send_bytes(_memory(large))
+    link.send((head, layout, kinds))
+    of_type: dict[str, list[Tensor]] = {}
+    for (dtype, _), value in zip(kinds, tensors, strict=True):
+        if value.nbytes < SMALL:
+            of_type.setdefault(dtype, []).append(value.detach().cpu().reshape(-1))
+        else:
+            link.send_bytes(_memory(value.detach().cpu().contiguous()))
+    for _, some in sorted(of_type.items()):
+        link.send_bytes(_memory(torch.cat(some)))
 
 
 def receive(link: Connection) -> tuple[Any, list[State]]:
     """The message at the other end of the pipe. What its states shared, they share again;
     otherwise every tensor has memory of its own."""
-    head, layout, kinds, joined = link.recv()
-    small, at = torch.frombuffer(bytearray(joined or b"-"), dtype=torch.uint8), 0
-    tensors: list[Tensor] = []
-    for dtype, shape in kinds:
-        value = torch.empty(shape, dtype=getattr(torch, dtype))
-        raw = _bytes(value)
-        if len(raw) >= SMALL:
-            link.recv_bytes_into(_memory(raw))
+    head, layout, kinds = link.recv()
+    tensors: dict[int, Tensor] = {}
+    of_type: dict[str, list[int]] = {}
+    for i, (dtype, shape) in enumerate(kinds):
+        kind = getattr(torch, dtype)
+        if math.prod(shape) * kind.itemsize < SMALL:
+            of_type.setdefault(dtype, []).append(i)
         else:
-            raw.copy_(small[at : at + len(raw)])
-            at += len(raw)
-        tensors.append(value)
+            tensors[i] = torch.empty(shape, dtype=kind)
+            link.recv_bytes_into(_memory(tensors[i]))
+    for dtype, places in sorted(of_type.items()):
+        sizes = [math.prod(kinds[i][1]) for i in places]
+        joined = torch.empty(sum(sizes), dtype=getattr(torch, dtype))
+        link.recv_bytes_into(_memory(joined))
+        # Cloned: each gets memory of its own, aligned as torch's own.
+        for i, part in zip(places, torch.split(joined, sizes), strict=True):
+            tensors[i] = part.view(kinds[i][1]).clone()
     return head, [
         {name: {key: tensors[i] for key, i in keys} for name, keys in slices} for slices in layout
     ]
 
 
-def _bytes(tensor: Tensor) -> Tensor:
-    """The memory of a contiguous tensor."""
-    return tensor.view(-1).view(torch.uint8)
-
-
-def _memory(raw: Tensor) -> Any:
-    return memoryview(raw.numpy())  # type: ignore[arg-type]
+def _memory(tensor: Tensor) -> Any:
+    """The bytes of a contiguous tensor."""
+    return memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedloom.core.batched_layers import side_by_side
 from fedloom.core.net import Net
 from fedloom.errors import BadInput
 
@@ -34,6 +35,14 @@ class Gaussian(nn.Module):
         if self.deviation is not None:
             return torch.stack([mean, torch.full_like(mean, self.deviation)], dim=1)
         return torch.stack([mean, F.softplus(rho).clamp_min(SMALLEST)], dim=1)
+
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """The same of several clients at once (`core.batched_layers`); softplus goes by client."""
+        mean, rho = side_by_side(self.fc, x.flatten(2)).chunk(2, dim=-1)
+        if self.deviation is not None:
+            return torch.stack([mean, torch.full_like(mean, self.deviation)], dim=2)
+        deviation = torch.stack([F.softplus(one) for one in rho])
+        return torch.stack([mean, deviation.clamp_min(SMALLEST)], dim=2)
 
 
 class Sample(nn.Module):

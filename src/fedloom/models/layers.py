@@ -91,3 +91,7 @@ class Translation(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         return z + self.vector
+
+    def side_by_side(self, z: Tensor) -> Tensor:
+        """The same of several clients at once (`core.batched_layers`)."""
+        return z + self.vector[:, None]

@@ -1,0 +1,95 @@
+"""What `Method.local` sees of clients that train side by side.
+
+It is called once for all of them, and its tensors are stacks: what it computed with them would mix
+the clients. So it may train, read what the clients have in common, and pass trees on from `own` to
+`fit` and back. Anything else ends the attempt, and the clients are trained one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fedloom.core.phase import Phase
+from fedloom.core.term import Term
+from fedloom.core.tree import Tree
+
+if TYPE_CHECKING:
+    from fedloom.core.block import Block
+
+COMMON = ("plan", "net", "shared", "method", "task", "terms", "opt", "device", "program")
+"""What all members of a block have alike."""
+
+
+class NotInCommon(RuntimeError):
+    """`local` asked for something of which every client has its own."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A tree of every member, stacked: to be passed on, not to be computed with."""
+
+    tree: Tree
+
+
+class Together:
+    """Stands in for the `Site` in `local`."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.own = _Slices(block)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COMMON:
+            return getattr(self._block, name)
+        raise NotInCommon(f"{self._block.method.name}.local reads s.{name}, each client's own")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and name != "own":
+            raise NotInCommon(f"{self._block.method.name}.local writes s.{name}")
+        super().__setattr__(name, value)
+
+    def fit(
+        self,
+        phase: Phase,
+        w: Passed | None = None,
+        terms: Sequence[Term] | None = None,
+        plain: bool = False,
+    ) -> Passed:
+        """`Site.fit` of all members."""
+        return Passed(self._block.fit(phase, None if w is None else w.tree, terms, plain))
+
+    def hand_out(self) -> None:
+        """Give every member its share of what `local` wrote."""
+        for name, passed in self.own.written.items():
+            for member, share in zip(
+                self._block.members, self._block._shares(passed.tree), strict=True
+            ):
+                member.own[name] = {k: v.clone() for k, v in share.items()}
+
+
+class _Slices:
+    """The slices that the members keep."""
+
+    def __init__(self, block: Block) -> None:
+        self._members = block.members
+        self.written: dict[str, Passed] = {}
+
+    def __getitem__(self, name: str) -> Passed:
+        if name in self.written:
+            return self.written[name]
+        trees = [member.own[name] for member in self._members]
+        if any(tree.keys() != trees[0].keys() for tree in trees):
+            raise NotInCommon(f"clients keep unlike tensors in {name!r}")
+        return Passed({k: torch.stack([tree[k] for tree in trees]) for k in trees[0]})
+
+    def __setitem__(self, name: str, value: Passed) -> None:
+        if not isinstance(value, Passed):
+            raise NotInCommon(f"local writes s.own[{name!r}], and did not get it from s.fit")
+        self.written[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotInCommon(f"local uses s.own.{name}")
