@@ -65,6 +65,16 @@ def test_principal_components_are_the_same_from_either_side():
     assert torch.allclose(a.square().sum(0), spectrum[:4])
 
 
+def test_few_columns_keep_a_row_behind_one_that_nearly_repeats():
+    """e1, e1 + 1e-7 e2, e2: the second row's column is as small as rounding where it stands, and
+    holds the third row's direction."""
+    x = torch.zeros(3, 5, dtype=torch.float64)
+    x[0, 0] = x[1, 0] = x[2, 1] = 1
+    x[1, 1] = 1e-7
+    few = in_few_columns(x)
+    assert torch.allclose(few @ few.T, x @ x.T, rtol=0, atol=1e-12)
+
+
 def test_a_component_has_one_sign():
     """Negating the rows negates all scores; the largest score stays positive."""
     x = normal(12, 4)

@@ -1,9 +1,11 @@
-"""Comparisons whose runs go side by side: same numbers, stops, failures and the bar."""
+"""Comparisons whose runs go side by side: same numbers, failures, a late stop and the bar."""
 
 from __future__ import annotations
 
 import io
 import json
+import multiprocessing
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ from rich.console import Console
 
 import fedloom as fl
 from fedloom.launch import compare as compared
-from fedloom.launch.progress import Bar
+from fedloom.launch import side_by_side
+from fedloom.launch.progress import Bar, Line
+from fedloom.runs.config import RunConfig
 from helpers import fedloom
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
@@ -105,6 +109,33 @@ def test_on_the_command_line_workers_count_runs(processes: list[int], tmp_path: 
     assert done.code == 0
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["methods"]
     assert [row["method"] for row in rows] == ["local", "fedavg"]
+
+
+def test_a_run_that_was_handed_over_before_a_stop_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stop = multiprocessing.Event()
+    monkeypatch.setitem(side_by_side._held, "stop", stop)
+    monkeypatch.setitem(side_by_side._held, "mouth", None)
+    for key in ("data", "model"):
+        monkeypatch.setitem(side_by_side._held, key, None)
+    monkeypatch.setitem(side_by_side._held, "work", lambda *_: "it began")
+    config = RunConfig.checked({})
+    assert side_by_side._work(0, config) == "it began"
+    stop.set()
+    assert side_by_side._work(0, config) is None
+
+
+def test_progress_that_cannot_be_shown_ends_no_run(
+    processes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise OSError("no space left on the terminal")
+
+    monkeypatch.setattr(Line, "reached", broken)
+    found = fl.compare(["local"], seeds=[0, 1, 2], workers=2, progress=False, **SMALL)
+    assert len(found.rows[0].summaries) == 3
 
 
 def test_the_bar_adds_up_runs_that_go_on_together() -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedloom.core.batched_layers import has_batched_form, side_by_side
-from fedloom.core.block import Block, joinable
+from fedloom.core.block import Block, has_rows, trains_together
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation
 from fedloom.core.evaluate import Ask
@@ -35,7 +35,7 @@ from fedloom.engines import blocks as engine_blocks
 from fedloom.engines.blocks import Blocks
 from fedloom.engines.inline import Inline
 from fedloom.engines.vectorized import Vectorized
-from fedloom.errors import TrainingError
+from fedloom.errors import HookError, TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
 from fedloom.models.gaussian import Gaussian
@@ -57,12 +57,27 @@ JOIN = {
 ASK = Ask(("trained",), ("test", "val"))
 
 
+@pytest.fixture(autouse=True)
+def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a second round is really computed in blocks."""
+    monkeypatch.setattr(engine_blocks, "ROUNDS_TRIED", 1)
+
+
+def joinable(visit: Visit) -> bool:
+    """May this client be in a block?"""
+    plan = visit.down.plan
+    return has_rows(visit.data) and trains_together(
+        visit.program, visit.cid, plan.kind, visit.device
+    )
+
+
 class Always(Vectorized):
     """No time passes, so that only bytes decide."""
 
     def open(self, program: Program, data: Federation, folder: Path | None = None) -> None:
         super().open(program, data, folder)
-        self.blocks = Blocks(clock=lambda: 0.0)
+        self.reports: list[str] = []
+        self.blocks = Blocks(clock=lambda: 0.0, report=self.reports.append)
 
 
 def build(method: str | Method, **settings: Any) -> Experiment:
@@ -94,7 +109,7 @@ def alone(some: Sequence[Visit], ask: Ask | None = None) -> list[tuple[Any, ...]
 def forced(compute: Callable[..., Any] = clients_together, **how: Any) -> Blocks:
     """Blocks whose trials all went well."""
     blocks = Blocks(compute, **how)
-    blocks._worth_trying = lambda kind: False  # type: ignore[method-assign]
+    blocks._worth_trying = lambda kind, t: False  # type: ignore[method-assign]
     blocks.verdicts = _Yes()
     return blocks
 
@@ -289,6 +304,90 @@ def test_a_second_model_gets_its_own_share(monkeypatch: pytest.MonkeyPatch) -> N
     together = clients_together(again)
     monkeypatch.undo()
     assert comparable(together) == alone(again)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twofold(Method):
+    """Its second fit reads what its first one left, and its inputs count steps and double rows."""
+
+    name: ClassVar[str] = "twofold"
+
+    def client_init(self, s: Site) -> State:
+        return {**super().client_init(s), self.name: s.start}
+
+    def local(self, s: Site) -> None:
+        s.own[self.name] = s.fit(self.phases[0], s.own[self.name])
+        super().local(s)
+
+    def inputs(self, b: Batch, s: Site) -> None:
+        moved = s.w["head.bias"].detach().mean() + s.own[self.name]["head.bias"].mean()
+        b.x = torch.cat([b.x, b.x * (1 + 0.01 * s.steps) + moved])
+        b.target = torch.cat([b.target, b.target])
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
+def test_hooks_see_what_is_new_since_the_last_step() -> None:
+    some = visits(Twofold(), epochs=2)
+    assert joinable(some[0])
+    assert comparable(clients_together(some)) == alone(some)
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_layers_without_bias_are_clipped_alike(clip: float) -> None:
+    """The norm of a gradient depends on how it lies in memory: a clip that does nothing in a trial
+    would not show it."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 32, bias=False), nn.ReLU())
+    net = Net((1, 8, 8), body=body, head=nn.Linear(32, 10, bias=False))
+    program = Program(build("fedavg", clip=clip).program.method, net, 11)
+    first = visits()
+    r = Round(program, first[0].down.plan, initial_server(program), list(range(8)))
+    some = [replace(v, program=program, down=send(r, v.cid)) for v in first]
+    assert joinable(some[0])
+    assert comparable(clients_together(some)) == alone(some)
+
+
+def test_layers_with_hooks_are_run_by_themselves() -> None:
+    layer = nn.Linear(6, 4)
+    assert has_batched_form(layer)
+    layer.register_forward_pre_hook(lambda module, given: None)
+    assert not has_batched_form(nn.Sequential(layer))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterOtherwise(Method):
+    """From its second round on it asks for what blocks cannot give."""
+
+    name: ClassVar[str] = "later_otherwise"
+
+    def local(self, s: Site) -> None:
+        if s.plan.t > 1:
+            s.memo["rows"] = len(s.data.train)
+        super().local(s)
+
+
+def test_a_second_round_has_its_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a block that fails after its trials is not computed again."""
+    monkeypatch.setattr(engine_blocks, "ROUNDS_TRIED", 2)
+    experiment, engine = build(LaterOtherwise(), rounds=3), Always()
+    assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
+    verdicts = [report.split(", ")[1].split(":")[0] for report in engine.reports]
+    assert verdicts == ["accepted", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misspelt(Method):
+    """Its `finish` has a mistake."""
+
+    name: ClassVar[str] = "misspelt"
+
+    def finish(self, s: Site) -> State:
+        return {self.name: s.own["mispelt"]}
+
+
+def test_a_mistake_after_the_training_names_its_client() -> None:
+    with pytest.raises(HookError, match="client 0, round 1"):
+        clients_together(visits(Misspelt()))
 
 
 def refusing(fit: Callable[..., Any]) -> Callable[..., Any]:

@@ -55,11 +55,13 @@ def in_few_columns(x: Tensor) -> Tensor:
     gram = gram_matrix(x)
     rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
     lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
-    if failed:
+    # A column of no more than rounding belongs to a row that others make up.
+    small = lower.diagonal().square() <= 4 * rounding
+    if failed or bool((lower[:, small].square() > 4 * rounding).any()):
         values, vectors = torch.linalg.eigh(gram)
         columns: Tensor = vectors * values.clamp(min=0).sqrt()
-    else:  # a column of no more than rounding belongs to a row that others make up
-        columns = lower * (lower.diagonal().square() > 4 * rounding)
+    else:
+        columns = lower * ~small
     return columns
 
 

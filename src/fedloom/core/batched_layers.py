@@ -30,7 +30,10 @@ def side_by_side(layer: nn.Module, z: Tensor) -> Tensor:
 
 
 def has_batched_form(layer: nn.Module) -> bool:
-    """Is there a `side_by_side` of the layer and all that is in it?"""
+    """Is there a `side_by_side` of the layer and all that is in it? Hooks on a layer are called
+    by its own forward pass alone."""
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return False
     own = callable(getattr(type(layer), "side_by_side", None))
     return own or (type(layer) in _BATCHED and all(map(has_batched_form, layer.children())))
 
@@ -46,11 +49,7 @@ def vmap_knows(layer: nn.Module) -> bool:
 
 def _linear(layer: nn.Linear, z: Tensor) -> Tensor:
     rows = z.flatten(1, -2)  # as the single layer does with more dimensions
-    bias: Tensor | None = layer.bias
-    if bias is None:
-        out = torch.bmm(rows, layer.weight.transpose(1, 2))
-    else:
-        out = _linears(rows, layer.weight, bias)
+    out: Tensor = _Linears.apply(rows, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     return out if z.ndim == 3 else out.view(*z.shape[:-1], out.shape[-1])
 
 
@@ -77,15 +76,17 @@ _BATCHED: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 
 
 class _Linears(torch.autograd.Function):
-    """Linear layers side by side: x [B, n, i], weight [B, o, i], bias [B, o].
+    """Linear layers side by side: x [B, n, i], weight [B, o, i], bias [B, o] or None.
 
-    The products of the single layer's passes; autograd's own for `baddbmm` would lay out the
-    weight's gradient the other way round, and norms would sum it in another order.
+    The products of the single layer's passes; autograd's own for `bmm` and `baddbmm` would lay out
+    the weight's gradient the other way round, and norms would sum it in another order.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
+        if bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
         return torch.baddbmm(bias[:, None], x, weight.transpose(1, 2))
 
     @staticmethod
@@ -97,8 +98,3 @@ class _Linears(torch.autograd.Function):
             torch.bmm(g.transpose(1, 2), x) if needs[1] else None,
             g.sum(1) if needs[2] else None,
         )
-
-
-def _linears(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    out: Tensor = _Linears.apply(x, weight, bias)  # type: ignore[no-untyped-call]
-    return out

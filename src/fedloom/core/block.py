@@ -31,18 +31,12 @@ from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
 from fedloom.core.rng import Stream
-from fedloom.core.site import Site, Visit, _Loop
+from fedloom.core.site import Site, _Loop
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.together import Together
 from fedloom.core.tree import Tree, place
-
-
-def joinable(visit: Visit) -> bool:
-    """Can this client be trained side by side with others, and nothing tell the difference?"""
-    kind, data = visit.down.plan.kind, visit.data
-    return has_rows(data) and trains_together(visit.program, visit.cid, kind, visit.device)
 
 
 def has_rows(data: ClientData) -> bool:
@@ -51,7 +45,8 @@ def has_rows(data: ClientData) -> bool:
 
 
 def trains_together(program: Program, cid: int, kind: str, device: torch.device) -> bool:
-    """The same of all clients with this client's network, in rounds of one kind."""
+    """Can clients with this client's network be trained side by side in rounds of one kind, and
+    nothing tell the difference?"""
     method = program.method
     # Adapting steps plainly; head epochs begin from what `personalize` says.
     hooks = ("step",) if kind == "train" else ("personalize",)
@@ -133,9 +128,7 @@ class Block(Site):
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
-        together = Together(self)
-        self.method.local(together)  # type: ignore[arg-type]
-        together.hand_out()
+        self.method.local(Together(self))  # type: ignore[arg-type]
 
     def fit(
         self,
@@ -184,7 +177,8 @@ class Block(Site):
         # All outputs are for hooks; a prediction needs only the way to it.
         self._route = self.net._route(None if self._own_losses else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
-        self._members_see_weights = self._own_losses or bool(loop.corrections) or some_alone
+        hooks = loop.inputs or loop.corrections
+        self._members_see_weights = self._own_losses or bool(hooks) or some_alone
         return loop
 
     def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
@@ -225,6 +219,8 @@ class Block(Site):
 
     def grad(self, b: Batch, w: Tree | None = None, corrected: bool = True) -> Tree:
         """Every member's gradient, stacked: one forward and one backward pass."""
+        if w is not None:
+            raise ValueError("a block differentiates the models in training, no others")
         loop = self._running
         if self._members_see_weights:
             for member, share in zip(self.members, self._shares(self.w), strict=True):
@@ -284,7 +280,7 @@ class Block(Site):
         rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
         pairs = zip(logits.detach(), b.target, strict=True)
         losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
-        return losses, rows.sum() / b.idx.shape[1]
+        return losses, rows.sum() / logits.shape[1]
 
     def _losses_of_members(self, b: Batch) -> tuple[Tensor, Tensor]:
         """The same of hooks, each called with a member's own site and share of the batch."""

@@ -55,11 +55,12 @@ def clients_together(
     calls, answers = [], []
     with timed("local training"), rng_scope("block"):
         for visit, stream in zip(visits, streams, strict=True):
-            with stream:
+            with stream, naming_hooks(f"at {visit.place}"):
                 calls.append(_Call(visit))
         _learn_together(Block([call.site for call in calls], watch))
         for call, stream in zip(calls, streams, strict=True):
-            with stream:  # where this client's own call would be
+            # Where this client's own call would be.
+            with stream, naming_hooks(f"at {call.visit.place}"):
                 answers.append(call.answer(ask))
     return answers
 

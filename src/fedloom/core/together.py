@@ -62,34 +62,26 @@ class Together:
         """`Site.fit` of all members."""
         return Passed(self._block.fit(phase, None if w is None else w.tree, terms, plain))
 
-    def hand_out(self) -> None:
-        """Give every member its share of what `local` wrote."""
-        for name, passed in self.own.written.items():
-            for member, share in zip(
-                self._block.members, self._block._shares(passed.tree), strict=True
-            ):
-                member.own[name] = {k: v.clone() for k, v in share.items()}
-
 
 class _Slices:
     """The slices that the members keep."""
 
     def __init__(self, block: Block) -> None:
-        self._members = block.members
-        self.written: dict[str, Passed] = {}
+        self._block = block
 
     def __getitem__(self, name: str) -> Passed:
-        if name in self.written:
-            return self.written[name]
-        trees = [member.own[name] for member in self._members]
+        trees = [member.own[name] for member in self._block.members]
         if any(tree.keys() != trees[0].keys() for tree in trees):
             raise NotInCommon(f"clients keep unlike tensors in {name!r}")
         return Passed({k: torch.stack([tree[k] for tree in trees]) for k in trees[0]})
 
     def __setitem__(self, name: str, value: Passed) -> None:
+        """At once to every member: hooks of the next `fit` may read it."""
         if not isinstance(value, Passed):
             raise NotInCommon(f"local writes s.own[{name!r}], and did not get it from s.fit")
-        self.written[name] = value
+        shares = self._block._shares(value.tree)
+        for member, share in zip(self._block.members, shares, strict=True):
+            member.own[name] = {k: v.clone() for k, v in share.items()}
 
     def __getattr__(self, name: str) -> Any:
         raise NotInCommon(f"local uses s.own.{name}")

@@ -2,9 +2,10 @@
 
 One batched operation stands for one small operation per client, which saves the time between
 operations. Whether the bits stay the same depends on shapes and on the machine's kernels, so it is
-tried: the first block of every kind is computed both ways, and later blocks of that kind are
-computed as one only if every byte of every answer agreed and it was faster. Kernels choose by
-shape, never by value, so what held for one block of a kind holds for all.
+tried: in two rounds the first block of every kind is computed both ways, and others of that kind
+are computed as one only if every byte of every answer agreed and it was faster. Kernels choose by
+shape, never by value, so what held for one block holds for all that do the same; what a hook does
+otherwise from the third round on is not seen by any trial, and rests on `core.block` alone.
 
 The engine `vectorized` computes all its clients like this; the workers of `pool` and `ray` those
 that come in one message. The outcome of every trial is logged, with the reason.
@@ -32,6 +33,9 @@ SIZES = (64, 32, 16, 8)
 """Clients in a block. Few sizes, because each needs a trial of its own."""
 GAIN = 1.1
 """How many times faster a block must be than its clients one by one."""
+ROUNDS_TRIED = 2
+"""In so many rounds a kind has its trial: what a method does from its second round on is then seen
+too."""
 FAILED_TRIALS = 3
 """After so many trials without success no other kind of block is tried."""
 MOST_NUMBERS = 2**26
@@ -63,6 +67,8 @@ class Blocks:
         self._compute, self._clock, self._report = compute, clock, report
         self.verdicts: dict[Kind, bool] = {}
         """Kind of block -> is it computed as one?"""
+        self._accepted_in: dict[Kind, set[int]] = {}
+        """Kind of block -> rounds in which a trial accepted it."""
         self._slow: set[Kind] = set()
         self._together: dict[Hashable, bool] = {}
         """Kind of round, network, device -> may its clients train side by side?"""
@@ -104,18 +110,21 @@ class Blocks:
         return *of_round, len(visit.data.train)
 
     def _block(self, kind: Kind | None, visits: Sequence[Visit], ask: Ask | None) -> list[Answer]:
-        if kind is not None and self._worth_trying(kind):
+        if kind is not None and self._worth_trying(kind, visits[0].down.plan.t):
             return self._try(kind, visits, ask)
         if kind is not None and self.verdicts.get(kind):
             try:
                 return self._compute(visits, ask, lambda: None)
             except CANNOT_BE_BATCHED as e:
                 # If it is a client's error, the client by itself raises it as on any other engine.
+                self.verdicts[kind] = False
                 self._report(f"{_named(visits)} could not be computed as one ({_reason(e)})")
         return _one_by_one(visits, ask)
 
-    def _worth_trying(self, kind: Kind) -> bool:
-        known = self.verdicts
+    def _worth_trying(self, kind: Kind, t: int) -> bool:
+        known, rounds = self.verdicts, self._accepted_in.get(kind, set())
+        if known.get(kind):
+            return t not in rounds and len(rounds) < ROUNDS_TRIED
         return kind not in known and (len(known) < FAILED_TRIALS or any(known.values()))
 
     def _try(self, kind: Kind, visits: Sequence[Visit], ask: Ask | None) -> list[Answer]:
@@ -138,6 +147,7 @@ class Blocks:
         else:
             agree = all(map(_same, plain, batched))
             self._decide(kind, visits, "" if agree else "its bytes were not the same")
+            self._accepted_in.setdefault(kind, set()).add(visits[0].down.plan.t)
         return plain
 
     def _decide(self, kind: Kind, visits: Sequence[Visit], objection: str) -> None:

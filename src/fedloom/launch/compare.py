@@ -186,7 +186,8 @@ def compare(
             configs = [config for _, config in runs[over:]]
             due = len(configs) if overwrite else sum(not _has_ended(c) for c in configs)
             if _worth_starting(min(at_a_time, due), due, summaries):
-                summaries += _side_by_side(configs, data, everything[0], at_a_time, bar, overwrite)
+                bar.over = over
+                summaries += _side_by_side(configs, data, at_a_time, bar, overwrite)
                 break
             watchers = [
                 *(watch(given.label, over) if watch else ()),
@@ -229,9 +230,9 @@ def _folder(out: str | None, given: Given, seed: int) -> str | None:
 
 def _runs_at_a_time(everything: Sequence[Given], settings: RunSettings) -> int:
     """As many as the `workers` of an engine that has none of its own; 1 where nobody said so, or
-    where a method is an object, which other processes may not know."""
+    where a method or the model is an object, which other processes may not know."""
     base = everything[0].config(settings)
-    known = all(isinstance(given.method, str) for given in everything)
+    known = all(isinstance(x, str) for given in everything for x in (given.method, given.model))
     alone = "workers" not in settings or base.engine not in ONE_PROCESS
     return 1 if alone or not known else base.workers
 
@@ -251,13 +252,11 @@ def _worth_starting(at_a_time: int, due: int, ended: Sequence[Summary]) -> bool:
 def _side_by_side(
     configs: Sequence[RunConfig],
     data: FederatedData,
-    given: Given,
     workers: int,
     bar: Bar,
     overwrite: bool,
 ) -> list[Summary]:
     """Summaries of runs in processes of their own."""
-    model = None if isinstance(given.model, str) else given.model
     lines = [bar.line(config.method) for config in configs]
     summaries: dict[int, Summary] = {}
 
@@ -265,7 +264,7 @@ def _side_by_side(
         lines[heard.place].reached(heard.done, heard.steps, heard.headline)
 
     work = _completed_anew if overwrite else _completed
-    with SideBySide(work, data, model, min(workers, len(configs)), hear) as processes:
+    with SideBySide(work, data, None, min(workers, len(configs)), hear) as processes:
         for place, summary in processes.outcomes(configs):
             lines[place].over()
             summaries[place] = summary

@@ -39,7 +39,8 @@ class Bar:
             disable=not shown,
         )
         self.lock = threading.Lock()
-        self._over = 0
+        self.over = 0
+        """Runs that are over, those of earlier commands too."""
         self._running: dict[TaskID, float] = {}
         """Line of a run -> what is done of it, from 0 to 1."""
         self._all: TaskID | None = None
@@ -55,7 +56,7 @@ class Bar:
 
     def watcher(self, label: str, over: int = 0) -> BarWatcher:
         """Watches one run on this bar, `over` runs being over."""
-        self._over = over
+        self.over = over
         self._show_all()
         return BarWatcher(self.line(label))
 
@@ -79,7 +80,7 @@ class Bar:
 
     def end(self, line: TaskID | None) -> None:
         """A run is over, or was before it had a line; a single run's line stays to be read."""
-        self._over += 1
+        self.over += 1
         if line is not None:
             self._running.pop(line)
             if self._all is not None:
@@ -88,7 +89,7 @@ class Bar:
 
     def _show_all(self) -> None:
         if self._all is not None:
-            self._progress.update(self._all, completed=self._over + sum(self._running.values()))
+            self._progress.update(self._all, completed=self.over + sum(self._running.values()))
 
 
 class Line:

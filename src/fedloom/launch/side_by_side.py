@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,8 @@ from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Model
 from fedloom.runs.watcher import RunView, Watcher
 from fedloom.signals import delaying_stops, ignoring_ctrl_c
+
+log = logging.getLogger("fedloom")
 
 T = TypeVar("T")
 Work = Callable[[RunConfig, FederatedData, Model | None, Sequence[Watcher]], T]
@@ -102,7 +105,10 @@ class SideBySide(Generic[T]):
 
     def _listen(self, hear: Callable[[Heard], None]) -> None:
         while (heard := self._ear.recv()) is not None:
-            hear(heard)
+            try:
+                hear(heard)
+            except Exception as e:  # nobody reads on, and the runs would wait for that
+                log.warning("progress cannot be shown: %s", e)
 
 
 @dataclass(frozen=True)
@@ -178,6 +184,8 @@ def _end_with_parent() -> None:
 
 
 def _work(place: int, config: RunConfig) -> Any:
+    if _held["stop"].is_set():
+        return None  # it was handed over before the stop
     aside = _Aside(place, _held["stop"], _held["mouth"])
     try:
         return _held["work"](config, _held["data"], _held["model"], [aside])

@@ -194,7 +194,7 @@ def _noise_of_site(
         setting = settings.get(digest, {}).get("privacy")
         if setting is None:
             continue
-        left = {line["sha256"]: line for line in sent if _of(line) == digest and "step" in line}
+        left = {line.get("sha256"): line for line in sent if _of(line) == digest and "step" in line}
         worth: tuple[object, ...]
         try:
             privacy = parse_privacy(str(setting))
