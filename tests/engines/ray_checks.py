@@ -326,8 +326,8 @@ def counted() -> Iterator[Report]:
 
     def counting_addressed(*args: Any) -> Any:
         parts = addressed(*args)
-        (head, _, _, small), *large = parts
-        carried = len(small) + sum(len(part) for part in large)
+        (head, _, _), *tensors = parts
+        carried = sum(len(part) for part in tensors)
         row = {"round": head["plan"]["t"], "task": head["task"], "clients": len(head["ids"])}
         counts["messages"].append({**row, "yours": len(head["yours"]), "bytes": carried})
         return parts

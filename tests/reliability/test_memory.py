@@ -16,7 +16,6 @@ import fedloom
 from fedloom.record import RoundRecord
 from fedloom.runs.checkpoint import Checkpoints
 from fedloom.runs.watcher import RunView, Watcher
-from helpers import fedloom as command
 from helpers import finish, start_fedloom
 
 TINY: dict[str, Any] = {
@@ -69,7 +68,9 @@ def test_only_the_records_of_a_run_grow_with_its_rounds(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert 500 < held.records[240] / 100 < 2500
-    assert (held.rest[240] - held.rest[140]) / 100 < 100
+    # What comes and goes between two looks is up to 200 bytes a round; a leak of a round's scores,
+    # lines or states would be more than its record.
+    assert (held.rest[240] - held.rest[140]) / 100 < 500
 
 
 HUNGRY = '''
@@ -106,7 +107,7 @@ def test_memory_that_the_system_refuses_is_one_sentence_and_a_resume_away(tmp_pa
     file.write_text(HUNGRY)
     flags = ["--import", file, "method=fedper + hungry", "data=digits", "partition=iid"]
     flags += ["clients=3", "model=mlp(hidden=[4])", "steps=1", "rounds=5", "checkpoint_every=100"]
-    assert command("run", *flags, "--out", alone, "-q").code == 0
+    assert finish(start_fedloom("run", *flags, "--out", alone, "-q")).code == 0
     process = start_fedloom("run", *flags, "--out", out, "-q")
     resource.prlimit(process.pid, resource.RLIMIT_AS, (LIMIT_BYTES, resource.RLIM_INFINITY))
     done = finish(process)
@@ -115,5 +116,5 @@ def test_memory_that_the_system_refuses_is_one_sentence_and_a_resume_away(tmp_pa
     assert "out of memory" in sentence
     assert sentence.endswith(f"to go on: fedloom resume {out}")
     assert Checkpoints(out / "checkpoints").steps() == [2]
-    assert command("resume", out, "-q").code == 0
+    assert finish(start_fedloom("resume", out, "-q")).code == 0
     assert_same_run(out, alone)

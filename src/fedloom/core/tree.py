@@ -69,7 +69,7 @@ def nbytes(state: Mapping[str, Mapping[str, Tensor]]) -> int:
     >>> nbytes({"model": {"w": torch.zeros(3, 4)}, "dbe": {"n": torch.tensor(1)}})
     56
     """
-    return sum(v.nbytes for tree in state.values() for v in tree.values())
+    return sum(v.numel() * v.element_size() for tree in state.values() for v in tree.values())
 
 
 class WeightedSum:
