@@ -12,13 +12,11 @@ their layers are lines of their own: whatever diagnostic comes first would pay f
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-HERE = Path(__file__).parents[1]
+from earlier import HERE, unpacked
+
 RESULTS = Path(__file__).parent / "results" / "diagnostics.json"
 BEFORE = "4b2f383"
 """The last commit before diagnostics were made faster."""
@@ -63,11 +62,7 @@ def main() -> None:
     from fedloom.runs.folder import current_versions
 
     with tempfile.TemporaryDirectory(prefix="fedloom-diagnostics-") as folder:
-        earlier = Path(folder) / "earlier"
-        archive = ["git", "-C", str(HERE), "archive", BEFORE, "src"]
-        packed = subprocess.run(archive, check=True, capture_output=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(earlier, filter="data")
+        earlier = unpacked(BEFORE, Path(folder) / "earlier")
         given.run = given.run or Path(folder) / "run"
         if not given.run.exists():
             run(**RUN, out=given.run)

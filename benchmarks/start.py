@@ -10,21 +10,20 @@ medians, and the medians of the ratios of neighbours.
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import resource
 import subprocess
 import sys
-import tarfile
 import tempfile
 from pathlib import Path
 from statistics import median
+
+from earlier import HERE, unpacked
 
 from fedloom.files import write_json
 from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "start.json"
-HERE = Path(__file__).parents[1]
 BEFORE = "9e8f93b"
 RUN = "import sys; from fedloom.cli import main; sys.argv = ['fedloom', *{}]; main()"
 FLAGS = ["run", "--method=fedavg", "--data=digits", "--clients=4", "--rounds=1", "--engine=inline"]
@@ -36,11 +35,7 @@ def main() -> None:
     asked.add_argument("--repeats", type=int, default=7)
     given = asked.parse_args()
     with tempfile.TemporaryDirectory(prefix="fedloom-start-") as folder:
-        earlier = Path(folder) / "earlier"
-        archive = ["git", "-C", str(HERE), "archive", BEFORE, "src"]
-        packed = subprocess.run(archive, check=True, capture_output=True).stdout
-        with tarfile.open(fileobj=io.BytesIO(packed)) as files:
-            files.extractall(earlier, filter="data")
+        earlier = unpacked(BEFORE, Path(folder) / "earlier")
         run = RUN.format([*FLAGS, f"--out={folder}/run", "--overwrite"])
         ways = {
             "torch": ("import torch", HERE),
