@@ -27,14 +27,14 @@ from typing import Any
 import psutil
 
 from fedloom.deploy.processes.federation import DeployedFederation
-from fedloom.deploy.processes.rehearsal import digits_project
+from fedloom.deploy.processes.rehearsal import approved_at_sites, digits_project
 from fedloom.launch.start import run
 from fedloom.record import RoundRecord
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.journal import read_records
 
 RESULTS = Path(__file__).parent / "results" / "deployment.json"
-MODELS = {"small": "mlp", "11 million numbers": "mlp(hidden=[3290, 3290])"}
+MODELS = {"small": "mlp(norm=batch)", "11 million numbers": "mlp(hidden=[3290, 3290], norm=batch)"}
 ROLES = {
     "fedloom.deploy.guard": "SuperLink",
     "fedloom.deploy.gate": "SuperNode",
@@ -56,7 +56,7 @@ class Memory(threading.Thread):
         self.peaks: dict[str, dict[int, float]] = defaultdict(dict)
 
     def run(self) -> None:
-        while not self.stop.wait(0.5):
+        while not self.stop.wait(5.0):
             for process in self.federation.processes():
                 with suppress(psutil.Error):
                     peaks = self.peaks[_role(process)]
@@ -94,16 +94,17 @@ def _megabytes(process: psutil.Process) -> float:
 def deployed(nodes: int, model: str, rounds: int) -> dict[str, Any]:
     """One deployment."""
     with tempfile.TemporaryDirectory(prefix="fedloom-bench-") as scratch:
-        project = digits_project(
-            Path(scratch) / "project", nodes, True, {"method": "fedper", "rounds": rounds}
-        )
+        settings = {"method": "fedper", "rounds": rounds, "model": model}
+        project = digits_project(Path(scratch) / "project", nodes, True, settings)
+        for _ in approved_at_sites(project, by="benchmark"):
+            pass
         with DeployedFederation(project) as federation:
             begun = time.perf_counter()
             federation.start()
             ready = time.perf_counter() - begun
             memory = Memory(federation)
             memory.start()
-            submitted = federation.submit({"model": model})
+            submitted = federation.submit()
             submitted.wait(1800)
             memory.stop.set()
             memory.join()

@@ -427,7 +427,15 @@ def pool_workers() -> list[psutil.Process]:
     from multiprocessing import forkserver
 
     server = psutil.Process(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
-    return [p for p in server.children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [worker for worker in server.children() if lives(worker)]
+
+
+def lives(process: psutil.Process) -> bool:
+    """It may end while it is looked at."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 @contextmanager

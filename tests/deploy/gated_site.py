@@ -41,6 +41,7 @@ from fedloom.deploy.project.folder import Project
 from fedloom.deploy.project.new import write_project
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import SiteData
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Task
 
@@ -164,7 +165,7 @@ class GatedSite:
     ) -> Left:
         """Send the site one message; `client` is the app, `spoil` what it does to its answer."""
         app = app or self.app
-        message = _message(content or RecordDict(), kind, run_id)
+        message = _message(bundled(content or RecordDict()), kind, run_id)
         objects = _objects(message)
         tree = get_object_tree(message)
         run = replace(self.info(run_id, app, override or {}), **(info or {}))
@@ -197,6 +198,8 @@ class GatedSite:
             message.metadata.message_id, objects, keep_object_contents=True
         )
         assert isinstance(whole, Message)
+        if whole.has_content():
+            whole.content = opened(whole.content)
         everything = repr(message.metadata.__dict__).encode() + b"".join(objects.values())
         return Left(whole, everything)
 
@@ -229,7 +232,7 @@ class GatedSite:
         self.seen = context
         reply = client(whole, context)
         if reply.has_content():
-            reply.content = spoil(reply.content)
+            reply.content = bundled(spoil(opened(reply.content)))
         self.hand_over(reply, meddle)
 
     def hand_over(

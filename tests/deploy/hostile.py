@@ -18,6 +18,7 @@ from fedloom.deploy import apps
 from fedloom.deploy.project.public_keys import PublicKeys, key_bytes
 from fedloom.deploy.server.run import serve
 from fedloom.deploy.settings import Settings
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
 from fedloom.launch.start import Result
 from helpers import LIMIT
@@ -52,7 +53,7 @@ class Grid(LocalGrid):
         replies = super().pull_messages(message_ids)
         for reply in replies:
             if reply.metadata.src_node_id == 1000 + HOSTILE:
-                reply.content = self.spoil(reply.content)
+                reply.content = bundled(self.spoil(opened(reply.content)))
         return [from_wire(to_wire(reply)) for reply in replies]
 
 

@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from fedloom.deploy.apps import client as honest
 from fedloom.deploy.site.config import SiteConfig
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.site_store import SiteStore
 
@@ -31,7 +32,7 @@ app.query()(honest)
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Do what the server asks, with the trouble of the round."""
-    order = codec.read_order(message.content)
+    order = codec.read_order(opened(message.content))
     folder = Path(str(context.node_config["site"])).parent
     moment = f"{context.run_config['experiment']} {order.down.plan.t}"
     trouble = "none"
@@ -45,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
     if trouble == "held after":  # its new state is saved, and its answer not sent
         hold(folder, moment)
     if trouble in SPOILED:
-        reply.content = SPOILED[trouble](reply.content, context)
+        reply.content = bundled(SPOILED[trouble](opened(reply.content), context))
     return reply
 
 

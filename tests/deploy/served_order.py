@@ -15,6 +15,7 @@ from fedloom.data import load
 from fedloom.deploy import apps
 from fedloom.deploy.server.run import serve
 from fedloom.deploy.settings import Settings
+from fedloom.engines.bundle import opened
 from fedloom.engines.flower.in_process import LocalGrid
 
 
@@ -30,7 +31,7 @@ class _Grid(LocalGrid):
         for message in sent:
             is_order = message.metadata.message_type == MessageType.TRAIN
             if is_order and message.metadata.dst_node_id == 1000:
-                raise _FirstOrder(message.content)
+                raise _FirstOrder(opened(message.content))
         return super().push_messages(sent)
 
 

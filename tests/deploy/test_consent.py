@@ -26,6 +26,7 @@ from fedloom.deploy.gate.decide import Gate
 from fedloom.deploy.gate.form import Assessment
 from fedloom.deploy.project.folder import Project, run_configuration
 from fedloom.deploy.settings import Settings
+from fedloom.engines.bundle import bundled
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.policy.training import numbers_used
@@ -261,9 +262,10 @@ def test_a_try_keeps_the_answers_to_the_last_byte_in_a_new_folder(
     site.approve()
     left = site.ask(served_order(site, tmp_path / "served"), run_id=3).reply
     told = json.loads((out / "1" / "content.json").read_text())
-    assert told["sha256"] == left.content.object_id
+    bundle = bundled(left.content)
+    assert told["sha256"] == bundle.object_id
     objects = {file.name: file.read_bytes() for file in (out / "1" / "objects").iterdir()}
-    assert objects == {k: v.deflate() for k, v in get_all_nested_objects(left.content).items()}
+    assert objects == {k: v.deflate() for k, v in get_all_nested_objects(bundle).items()}
     assert told["bytes"] == sum(map(len, objects.values()))
     for key, file in told["records"]["state/model"].items():
         sent = left.content.array_records["state/model"][key].numpy()

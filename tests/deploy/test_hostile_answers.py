@@ -30,6 +30,7 @@ from flwr.common.constant import ErrorCode
 from gated_site import OTHER, GatedSite, gated_site
 
 from fedloom.deploy.gate.counters import Counters
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.errors import BadInput
 
@@ -208,7 +209,7 @@ def replies_with(error: Any) -> Callable[[Message, Context], Message]:
 )
 def test_of_an_error_only_its_kind_leaves(kind: str, words: str, site: GatedSite) -> None:
     record = RecordDict({"error": ConfigRecord({"kind": kind, "message": TEXT})})
-    left = site.ask(site.order(), client=replies_with(record))
+    left = site.ask(site.order(), client=replies_with(bundled(record)))
     error = left.reply.content.config_records["error"]
     assert error["kind"] == (kind if kind != TEXT else "Error")
     assert str(error["message"]).startswith(words)
@@ -251,7 +252,7 @@ def test_an_introduction_says_what_the_site_is_and_nothing_else(
 
 def test_an_error_to_the_introduction_tells_nothing(site: GatedSite) -> None:
     record = RecordDict({"error": ConfigRecord({"kind": "BadInput", "message": TEXT})})
-    left = site.ask(kind=MessageType.QUERY, client=replies_with(record))
+    left = site.ask(kind=MessageType.QUERY, client=replies_with(bundled(record)))
     assert dict(left.reply.content.config_records["error"]) == {
         "kind": "BadInput",
         "message": "see the site's log",
@@ -267,8 +268,9 @@ def test_nothing_travels_beside_the_answer(site: GatedSite) -> None:
         reply = honest(None)(message, context)
         reply.metadata.__dict__["_group_id"] = TEXT
         reply.metadata.ttl = 4711.0
-        reply.content = RecordDict(dict(reversed(reply.content.items())))
-        reply.content[MODEL] = ArrayRecord(dict(reversed(arrays(reply.content).items())))
+        records = RecordDict(dict(reversed(opened(reply.content).items())))
+        records[MODEL] = ArrayRecord(dict(reversed(arrays(records).items())))
+        reply.content = bundled(records)
         return reply
 
     plain, left = site.ask(site.order()), site.ask(site.order(t=2), client=client)
@@ -283,8 +285,8 @@ def test_what_an_app_stores_after_the_gate_looked_is_not_sent(site: GatedSite) -
     """The gate takes the bytes out once; what lies in the store while it sends is not read."""
     counted = site.node.gate.count_out
 
-    def meddling(*args: Any) -> None:
-        counted(*args)
+    def meddling(*args: Any, **keys: Any) -> None:
+        counted(*args, **keys)
         for entry in site.store.store.values():  # type: ignore[attr-defined]
             entry.content = SECRET
 

@@ -23,6 +23,7 @@ from fedloom.deploy.project.public_keys import key_bytes
 from fedloom.deploy.project.schema import Column, Schema
 from fedloom.deploy.server.audit import AUDIT
 from fedloom.engines import Absent
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import codec, engine
 from fedloom.engines.flower.site_store import SiteStore
@@ -233,7 +234,7 @@ def test_the_bytes_of_every_site_are_in_the_server_s_audit_log(federation: Feder
     assert all(set(line["bytes_from"]) == set(NAMES) for line in rounds)
     assert all(set(line["bytes_to"]) == set(NAMES) for line in rounds)
     told = [line["bytes_from"][NAMES[HOSTILE]] for line in rounds]
-    assert told == [content_bytes(answer) for answer in answers]
+    assert told == [content_bytes(bundled(answer)) for answer in answers]
     assert told[0] != rounds[0]["bytes_up"]  # which is of the others' tensors alone
 
 
@@ -246,7 +247,7 @@ def test_who_is_refused_and_who_waits_is_in_the_server_s_audit_log(
     monkeypatch.setattr(
         engine,
         "_content",
-        lambda reply, most: waits if "hello" in reply.content else read(reply, most),
+        lambda reply, most: waits if "hello" in opened(reply.content) else read(reply, most),
     )
     with pytest.raises(TooFewClients) as caught:
         federation.run("waited", lambda records: records, patience=0.1)

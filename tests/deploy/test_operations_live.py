@@ -22,10 +22,8 @@ from trouble import MARK, Place, change_waits, lapse, wait_gone
 from watching import marked
 
 from fedloom.audit import verify
-from fedloom.deploy.consent.decision import Desk
 from fedloom.deploy.processes.children import Child, free_ports
-from fedloom.deploy.processes.federation import app_of
-from fedloom.deploy.processes.rehearsal import _assess, digits_project
+from fedloom.deploy.processes.rehearsal import approved_at_sites, digits_project
 from fedloom.deploy.project.folder import Project
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.folder import RunPaths
@@ -141,10 +139,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project]:
     project = digits_project(tmp_path / "study", 2, True, {"rounds": ROUNDS})
     app = Path(__file__).with_name("misbehaving.py")
     shutil.copy(app, project.root / "federation" / "client_app.py")
-    for name in project.settings().sites:
+    for name in approved_at_sites(project, by="test"):
         Place(project.site(name).parent).trouble({})
-        desk = Desk(project.site(name))
-        desk.approve_beforehand(app_of(project), project.config, by="test", how=_assess)
     yield project
     wait_gone(marked(MARK, mark))
 

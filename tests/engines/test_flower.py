@@ -35,6 +35,7 @@ from fedloom.core.site import Site
 from fedloom.core.tree import State
 from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
+from fedloom.engines.bundle import Made, bundled, opened
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Reply
@@ -117,9 +118,9 @@ def _checkpointed(folder: Path) -> dict[int, State]:
 
 def wire(records: RecordDict) -> RecordDict:
     LocalGrid(ClientApp(), 0)  # without one Flower makes no message
-    message = Message(records, dst_node_id=1, message_type="train")
+    message = Message(bundled(records), dst_node_id=1, message_type="train")
     message.metadata.__dict__["_message_id"] = "1"
-    return from_wire(to_wire(message)).content
+    return opened(from_wire(to_wire(message)).content)
 
 
 def test_orders_survive_with_types_empty_slices_and_no_axes() -> None:
@@ -149,6 +150,9 @@ def test_a_tensor_that_many_get_is_encoded_once() -> None:
     written = [codec.write_order(order, arrays) for order in orders]
     assert len(arrays) == 1
     assert len({id(w.array_records["state/m"]["w"].data) for w in written}) == 1
+    made: Made = {}
+    bundles = [bundled(records, made) for records in written]
+    assert len({id(b.array_records["slices"]["state/m"].data) for b in bundles}) == 1
 
 
 def test_a_type_that_flower_cannot_carry_is_named() -> None:
@@ -251,14 +255,14 @@ def only(cid: int, t: int, change: Callable[[RecordDict], RecordDict]) -> Any:
     seen = {"trained": 0}
 
     def spoil(reply: Message) -> Message:
-        records = reply.content
+        records = opened(reply.content)
         if "rows" not in records.config_records.get("head", {}):
             return reply
         if records.config_records["head"]["client"] != cid:
             return reply
         seen["trained"] += 1
         if seen["trained"] == t:
-            reply.content = change(records)
+            reply.content = bundled(change(records))
         return reply
 
     return spoil
@@ -520,11 +524,11 @@ def test_too_few_answers_and_the_round_is_asked_again_then_given_up(tmp_path: Pa
     failures = {"left": 6}
 
     def spoil(reply: Message) -> Message:
-        head = reply.content.config_records.get("head", {})
+        head = opened(reply.content).config_records.get("head", {})
         late = (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 1
         if "rows" in head and head["client"] != 0 and late and failures["left"]:
             failures["left"] -= 1
-            reply.content = _error()
+            reply.content = bundled(_error())
         return reply
 
     flower, _ = engine(experiment, tmp_path, spoil)
@@ -745,9 +749,9 @@ def test_evaluations_that_cannot_be_used_are_left_out(
     experiment = build(protocol="fedloom", rounds=1)
 
     def spoil(reply: Message) -> Message:
-        head = reply.content.config_records.get("head", {})
+        head = opened(reply.content).config_records.get("head", {})
         if "rows" not in head and head.get("client") == 1:
-            reply.content = change(reply.content)
+            reply.content = bundled(change(opened(reply.content)))
         return reply
 
     flower, _ = engine(experiment, tmp_path, spoil)

@@ -586,9 +586,10 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
     from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
     from fedloom.engines import Absent
+    from fedloom.engines.bundle import bundled
     from fedloom.engines.flower import codec
-    from fedloom.engines.flower.engine import UNREADABLE, _read_or_absent
-    from fedloom.engines.flower.reply_size import held_bytes
+    from fedloom.engines.flower.engine import UNREADABLE, _opened, _read_or_absent
+    from fedloom.engines.flower.reply_size import SMALL
 
     state: State = {"method": {"w": torch.ones(3, 2), "b": torch.zeros(2)}}
     score = ClientScore("received", "test", 4, {"accuracy": 0.5}, "personal")
@@ -600,7 +601,7 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
         "order": codec.write_order(order, {}),
         "error": codec.write_error("BadInput", "no rows"),
     }
-    packed = {k: recorddict_to_proto(v).SerializeToString() for k, v in good.items()}
+    packed = {k: recorddict_to_proto(bundled(v)).SerializeToString() for k, v in good.items()}
 
     def make(rng: random.Random) -> Input:
         kind = rng.choice(list(packed))
@@ -611,9 +612,8 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
                 records = recorddict_from_proto(Proto.FromString(data))
             except UNREADABLE as e:  # as a `Line` does
                 raise FedloomError(f"Flower cannot decode it: {e!r:.80}") from None
-            held_bytes(records)
             reader = codec.read_order if kind == "order" else codec.read_reply
-            answer = _read_or_absent(records, reader)
+            answer = _read_or_absent(_opened(records, SMALL), reader)
             if isinstance(answer, Absent):
                 raise FedloomError(answer.why)
             return answer

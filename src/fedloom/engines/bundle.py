@@ -1,110 +1,77 @@
-"""Work in portions: several clients per message, so that small clients do not cost a message each,
-and in which order."""
+"""A message's records in few of Flower's objects.
+
+Flower carries every record, every array and every piece of an array by a request of its own, and
+does so three times on the way from the server to an app and three times back. For a network of a
+dozen tensors those are hundreds of requests, and most of the time of a short round. So a message
+travels as one record for all values and one array for each slice of a state, in Flower's own
+encoding; a slice that many clients get stays one object that Flower stores and sends once.
+
+Imports no torch: the gate has none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.common.serde import (
+    array_record_from_proto,
+    array_record_to_proto,
+    recorddict_from_proto,
+    recorddict_to_proto,
+)
+from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
-from fedloom.core.evaluate import Ask
-from fedloom.core.message import Down, Plan
-from fedloom.core.tree import State, nbytes
-from fedloom.engines import Job, JobOf
+from fedloom.errors import BadInput
 
-SHARES = 4
-"""Into how many portions a worker's part of what is left is cut."""
-MOST_CLIENTS = 64
-"""In one message."""
-TOGETHER = 8
-"""Small clients go in portions of so many or a multiple, which a worker can compute as blocks, as
-long as there are so many for every worker."""
-SMALL_CLIENT = 32
-"""Rows below which a client is small."""
-MOST_BYTES = 64 * 2**20
-"""Of states in one message, beyond the first client's."""
-MOST_WAITING = 512 * 2**20
-"""Bytes of answers that may wait for their turn: aggregation goes by id, work by length."""
+VALUES = "values"
+"""The record with all that is no array."""
+SLICES = "slices"
+"""The record with an array for each record of arrays."""
+STYPE = "fedloom.bundle"
+"""What Flower calls the format of such an array's bytes."""
 
-
-@dataclass(frozen=True)
-class Bundle:
-    """Jobs of one message."""
-
-    ids: list[int]
-    head: dict[str, Any]
-    states: list[State]
-
-    @classmethod
-    def of(cls, jobs: Sequence[Job], task: str, ask: Ask | None) -> Bundle:
-        """What is sent for some jobs of one round."""
-        ids = [job.cid for job in jobs]
-        head = {
-            "task": task,
-            "ids": ids,
-            "plan": asdict(jobs[0].down.plan),
-            "ask": None if ask is None else asdict(ask),
-            "first": [job.own is None for job in jobs],
-        }
-        return cls(ids, head, [s for job in jobs for s in (job.down.state, job.own or {})])
+Made = dict[tuple[tuple[str, int], ...], Array]
+"""Arrays of slices that were made already, by the names and identities of what is in them."""
 
 
-def opened(head: dict[str, Any], states: list[State]) -> list[Job]:
-    """The jobs of a message."""
-    plan = Plan(**head["plan"])
-    return [
-        Job(cid, Down(plan, down), None if first else own)
-        for cid, first, down, own in zip(
-            head["ids"], head["first"], states[::2], states[1::2], strict=True
-        )
-    ]
+def bundled(records: RecordDict, made: Made | None = None) -> RecordDict:
+    """The records as they travel; an empty message stays empty.
 
-
-def named(ids: Sequence[int]) -> str:
-    """The clients of a message, for people.
-
-    >>> named([3]), named([3, 1, 4])
-    ('client 3', 'clients 1, 3, 4')
+    `made` remembers slices while the records that they were made of live: what many clients get is
+    encoded once.
     """
-    some = ", ".join(map(str, sorted(ids)[:5])) + (" ..." if len(ids) > 5 else "")
-    return f"client{'s' if len(ids) > 1 else ''} {some}"
+    if not records:
+        return RecordDict()
+    made = {} if made is None else made
+    values = RecordDict({**records.config_records, **records.metric_records})
+    written = recorddict_to_proto(values).SerializeToString()
+    bundle = RecordDict({VALUES: ConfigRecord({VALUES: written})})
+    if slices := records.array_records:
+        arrays = {name: _slice(record, made) for name, record in slices.items()}
+        bundle[SLICES] = ArrayRecord(arrays)
+    return bundle
 
 
-def portions(
-    ids: Sequence[int],
-    job: JobOf,
-    size: Callable[[int], int],
-    workers: int,
-    everybody: int = 0,
-) -> Iterator[list[Job]]:
-    """The jobs in portions that shrink towards the end, so that all workers end together.
-
-    `everybody` is how many clients the round has, where `ids` are only some of them.
-    """
-    if not ids:
-        return
-    work, left, first = sum(map(size, ids)), len(ids), job(ids[0])
-    portion: list[Job] = []
-    rows = carried = 0
-    for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
-        next_job = first if cid == first.cid else job(cid)  # each job is made once
-        weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
-        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER * workers
-        whole = not small or len(portion) % TOGETHER == 0
-        enough = (rows * SHARES * workers >= work and whole) or len(portion) == MOST_CLIENTS
-        if portion and (enough or carried + weight > MOST_BYTES):
-            yield portion
-            work, left = work - rows, left - len(portion)
-            portion, rows, carried = [], 0, 0
-        portion.append(next_job)
-        rows += size(cid)
-        carried += weight
-    yield portion
+def _slice(record: ArrayRecord, made: Made) -> Array:
+    key = tuple((name, id(array.data)) for name, array in record.items())
+    if key not in made:
+        data = array_record_to_proto(record).SerializeToString()
+        made[key] = Array("uint8", (len(data),), STYPE, data)
+    return made[key]
 
 
-def _order(ids: Sequence[int], answers: int, size: Callable[[int], int]) -> Sequence[int]:
-    """Longest clients first. But answers wait for their turn in the aggregation: where theirs would
-    take too much memory, the order stays as given, by id."""
-    if answers > MOST_WAITING:
-        return ids
-    return sorted(ids, key=lambda cid: (-size(cid), cid))
+def opened(bundle: RecordDict) -> RecordDict:
+    """The records that were bundled; raises where this is no bundle."""
+    if not bundle:
+        return RecordDict()
+    if not set(bundle) <= {VALUES, SLICES}:
+        raise BadInput("the message is no bundle of records")
+    values = bundle.config_records[VALUES]
+    if set(values) != {VALUES} or not isinstance(values[VALUES], bytes):
+        raise BadInput("the message is no bundle of records")
+    records = recorddict_from_proto(ProtoRecordDict.FromString(values[VALUES]))
+    for name, array in bundle.array_records.get(SLICES, ArrayRecord()).items():
+        if array.stype != STYPE or name in records:
+            raise BadInput(f"{name[:80]!r} is no bundle of arrays, or there twice")
+        records[name] = array_record_from_proto(ProtoArrayRecord.FromString(array.data))
+    return records

@@ -1,4 +1,4 @@
-"""What an answer is on the wire: Flower's objects, of which its bytes are counted in one way.
+"""What a bundled message is on the wire: Flower's objects, whose bytes are counted in one way.
 
 The audit logs of sites and server count so, and `deploy try`. The envelope is not among them:
 addresses and times, which Flower adds and the gate writes itself.

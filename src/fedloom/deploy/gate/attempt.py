@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines import check_device
+from fedloom.engines.bundle import bundled
 from fedloom.engines.content import content_bytes, objects_of
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order
@@ -50,6 +52,11 @@ class Answer:
 
     name: str
     content: RecordDict
+
+    @cached_property
+    def bundle(self) -> RecordDict:
+        """As it would travel."""
+        return bundled(self.content)
 
 
 def attempt(config: SiteConfig, settings: Settings, out: Path | None = None) -> Attempt:
@@ -74,7 +81,7 @@ def attempt(config: SiteConfig, settings: Settings, out: Path | None = None) -> 
     questions = Questions(site.experiment())
     return Attempt(
         hello=dict(assessment.hello),
-        hello_bytes=content_bytes(hello.content),
+        hello_bytes=content_bytes(hello.bundle),
         steps=tuple(map(_step, answers[1:])),
         later=questions.afterwards,
         later_splits=questions.splits,
@@ -126,8 +133,8 @@ def _step(answer: Answer) -> Step:
             + ", ".join(f"{name} {value:.6g}" for name, value in s.metrics.items())
             for s in codec.read_scores(content)
         ),
-        bytes=content_bytes(content),
-        sha256=content.object_id,
+        bytes=content_bytes(answer.bundle),
+        sha256=answer.bundle.object_id,
     )
 
 
@@ -153,7 +160,7 @@ def write_answers(out: Path, answers: list[Answer]) -> None:
     for number, answer in enumerate(answers):
         folder = out / str(number)
         (folder / "objects").mkdir(mode=0o700, parents=True)
-        for name, data in objects_of(answer.content).items():
+        for name, data in objects_of(answer.bundle).items():
             (folder / "objects" / name).write_bytes(data)
         records: dict[str, Any] = {
             name: dict(record)
@@ -168,8 +175,8 @@ def write_answers(out: Path, answers: list[Answer]) -> None:
                 records[name][key] = file
         about = {
             "answer": answer.name,
-            "sha256": answer.content.object_id,
-            "bytes": content_bytes(answer.content),
+            "sha256": answer.bundle.object_id,
+            "bytes": content_bytes(answer.bundle),
             "records": records,
         }
         write_json(folder / "content.json", about)

@@ -33,6 +33,7 @@ from fedloom.deploy.gate.replies import Forbidden, checked_answer, checked_error
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.deploy.site.state_binding import OtherSettings
+from fedloom.engines.content import content_bytes
 from fedloom.errors import FedloomError
 from fedloom.policy import Policy, Refusal, byte_refusals, experiment_refusals, refused_now
 
@@ -272,13 +273,13 @@ class Gate:
         except Forbidden as e:
             raise self._refused_answer(let_in, "form", str(e)) from None
 
-    def count_out(self, let_in: LetIn, sent: int, answer: RecordDict) -> None:
-        """An answer is about to be sent, of so many bytes; raises `Refused` where that is too
-        much."""
+    def count_out(self, let_in: LetIn, bundle: RecordDict, failed: bool) -> None:
+        """An answer is about to be sent, or why there is none; raises `Refused` where that has too
+        many bytes."""
         site, proposal = self.site, let_in.permitted.proposal
         policy, counters, order = site.policy, Counters(site.state), let_in.order
-        place, sha256 = _place(order), answer.object_id
-        if order is not None and "error" not in answer:
+        place, sent, sha256 = _place(order), content_bytes(bundle), bundle.object_id
+        if order is not None and not failed:
             place["step"] = order.step  # for the dossier, which counts what noise was on
         if order is not None:
             in_all = counters.of(proposal.experiment).bytes + sent
@@ -289,7 +290,7 @@ class Gate:
         # The log comes first: it never has less than what was counted, unless lines were cut off.
         self._record("sent", let_in.run, proposal, **place, bytes=sent, sha256=sha256)
         if order is not None:
-            name, answered = _answers_of(order), None if "error" in answer else let_in.digest
+            name, answered = _answers_of(order), None if failed else let_in.digest
             counters.add_answer(proposal.experiment, sent, name, answered)
 
     def refuse_answer(self, let_in: LetIn | None, why: str) -> None:

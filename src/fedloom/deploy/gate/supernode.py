@@ -39,13 +39,17 @@ from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.decide import FAILED, Gate, LetIn, Permitted, Refused
 from fedloom.deploy.gate.replies import flower_error
 from fedloom.deploy.processes.children import FLWR
-from fedloom.engines.content import content_bytes
+from fedloom.engines.bundle import bundled, opened
 from fedloom.errors import BadInput, FedloomError
 from fedloom.plain_text import plain
+from fedloom.polling import Pauses
 
 if TYPE_CHECKING:
     from flwr.proto.message_pb2 import ObjectTree
     from flwr.supercore.object_store import ObjectStore
+
+    Announced = tuple[Message, ObjectTree]
+    """A message without its parts, and their names."""
 
 log = logging.getLogger("fedloom")
 
@@ -62,6 +66,9 @@ OBJECT_SECONDS = 300.0
 """How long an app may take from announcing an answer to having handed over all of it."""
 PAUSE = 1.0
 """Seconds after a refusal, so that a server cannot fill the site's log with them."""
+
+BUSY = 60.0
+"""Seconds after a message in which the next is asked for often; then at Flower's pace."""
 
 Object = bytes
 
@@ -86,6 +93,7 @@ class GatedNode:
         self._let_in: dict[str, tuple[Message, LetIn]] = {}
         """Id of a message -> it, and what was decided; until it is answered."""
         self._refusals: list[Message] = []
+        self._busy_until = 0.0
 
     def install(self) -> None:
         """From now on Flower calls this object."""
@@ -99,7 +107,7 @@ class GatedNode:
 
     def pull(self, **flower: Any) -> int | None:
         """In place of Flower's: no message reaches an app that the gate does not let in."""
-        received = flower["receive"]()
+        received = self._received(flower["receive"])
         if received is None:
             return None
         message, tree = received
@@ -118,6 +126,17 @@ class GatedNode:
         else:
             return self._hand_over(flower)
         return int(message.metadata.run_id)
+
+    def _received(self, receive: Callable[[], Announced | None]) -> Announced | None:
+        """The next message. None lets Flower sleep for three seconds, which is most of the time
+        that a short round takes, so that a node which has just worked asks again itself."""
+        pauses = Pauses(most=1.0)
+        while (received := receive()) is None:
+            if time.monotonic() > self._busy_until:
+                return None
+            pauses.pause()
+        self._busy_until = time.monotonic() + BUSY
+        return received
 
     def _take_in(self, message: Message, tree: ObjectTree, flower: dict[str, Any]) -> None:
         """Decide on a message; what was looked at is what the app will get."""
@@ -139,7 +158,11 @@ class GatedNode:
         introduction = kind == MessageType.QUERY
         if introduction and len(whole.content):
             raise refuse("message", "a question who the site is holds something else")
-        let_in = self.gate.let_in(run_id, permitted, None if introduction else whole.content)
+        try:
+            records = None if introduction else opened(whole.content)
+        except Exception:  # the bytes are the server's, and can make anything fail
+            raise refuse("message", "the message is no bundle of records") from None
+        let_in = self.gate.let_in(run_id, permitted, records)
         flower["pull_object"] = lambda _, object_id: contents[object_id]
         flower["get_run"] = lambda _: known.info
         flower["get_fab"] = lambda *_: known.fab
@@ -199,8 +222,9 @@ class GatedNode:
         if refusals:
             return
         state, store = flower["state"], flower["object_store"]
+        pauses = Pauses()
         while not (replies := state.get_messages_legacy(is_reply=True)):
-            time.sleep(0.5)
+            pauses.pause()
         for reply in replies:
             try:
                 self._push(reply, flower)
@@ -241,8 +265,9 @@ class GatedNode:
         whole = inflate_object_from_contents(reply.metadata.message_id, contents)
         if not isinstance(whole, Message) or not whole.has_content():
             raise BadInput("the answer has no content")
-        answer = Message(self.gate.let_out(let_in, whole.content), reply_to=asked)
-        self.gate.count_out(let_in, content_bytes(answer.content), answer.content)
+        records = self.gate.let_out(let_in, opened(whole.content))
+        answer = Message(bundled(records), reply_to=asked)
+        self.gate.count_out(let_in, answer.content, failed="error" in records)
         return answer
 
 
@@ -291,10 +316,11 @@ def _taken_out(store: ObjectStore, message_id: str, most: int) -> dict[str, Obje
     contents: dict[str, Object] = {}
     end = time.monotonic() + OBJECT_SECONDS
     for node in iterate_object_tree(store.get_object_tree(message_id)):
+        pauses = Pauses()
         while not (content := store.get(node.object_id)):
             if content is None or time.monotonic() > end:
                 raise BadInput("the app did not hand over all of its answer")
-            time.sleep(0.05)
+            pauses.pause()
         contents[node.object_id] = content
         if sum(map(len, contents.values())) > most:
             raise BadInput(f"the answer is over {most} bytes")

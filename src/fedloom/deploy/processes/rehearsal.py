@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,12 +100,8 @@ class Rehearsal:
         return Rehearsed(outcomes, newest_shared(run.out), [record.seconds for record in records])
 
     def _approve(self, project: Project) -> None:
-        """As the operator of every site would: under the same rules, but without asking."""
         line = self._progress.add_task("approval", total=len(project.settings().sites))
-        app = app_of(project)
-        for name in project.settings().sites:
-            desk = Desk(project.site(name))
-            desk.approve_beforehand(app, project.config, by="fedloom deploy local", how=_assess)
+        for _ in approved_at_sites(project, by="fedloom deploy local"):
             self._progress.advance(line)
 
     def _follow(self, federation: DeployedFederation, run: Run, rounds: int) -> None:
@@ -133,6 +129,15 @@ class Rehearsal:
 
     def _left(self) -> float:
         return max(1.0, self._end - time.monotonic())
+
+
+def approved_at_sites(project: Project, by: str) -> Iterator[str]:
+    """Approve a project's run as the operator of every site would, under the same rules but without
+    asking; yields the names of sites."""
+    app = app_of(project)
+    for name in project.settings().sites:
+        Desk(project.site(name)).approve_beforehand(app, project.config, by=by, how=_assess)
+        yield name
 
 
 def _assess(file: Path, digest: str, with_app: bool) -> Assessment:

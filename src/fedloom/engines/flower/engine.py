@@ -28,6 +28,7 @@ from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job, JobOf
+from fedloom.engines.bundle import Made, bundled, opened
 from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.bounds import Bounds
@@ -36,6 +37,7 @@ from fedloom.engines.flower.expected_upload import ExpectedUpload
 from fedloom.engines.flower.reply_size import SMALL, held_bytes
 from fedloom.errors import BadInput, FedloomError, TooFewClients
 from fedloom.plain_text import plain
+from fedloom.polling import Pauses
 from fedloom.reply_limit import write_most_bytes
 
 log = logging.getLogger("fedloom")
@@ -72,6 +74,7 @@ class Line:
     """Sends messages over a grid and collects the replies, within a deadline."""
 
     def __init__(self, grid: Grid, deadline: float = 3600.0, poll: float = 0.5) -> None:
+        """`poll`: most seconds between two looks for replies."""
         self.grid, self.deadline, self.poll = grid, deadline, poll
 
     def exchange(
@@ -82,7 +85,8 @@ class Line:
         sizes: Mapping[int, int] | None = None,
     ) -> Iterator[tuple[int, RecordDict | Absent]]:
         """Every node's reply to its own message, as they arrive, within `most` seconds; `sizes` has
-        the bytes that a node's reply may have, `SMALL` where it has none."""
+        the bytes that a node's reply may have, `SMALL` where it has none. `contents` are bundles;
+        what is yielded was opened."""
         seconds = min(self.deadline, most)
         nodes, ttl = list(contents), seconds + LEEWAY
         end = time.monotonic() + seconds
@@ -102,6 +106,7 @@ class Line:
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
         yield from ((n, NOT_ACCEPTED) for n in set(nodes) - set(waiting.values()))
         starts, next_check = self.starts(), time.monotonic() + RESTART_CHECK_SECONDS
+        pauses = Pauses(most=self.poll)
         while waiting and time.monotonic() < end:
             before = len(waiting)
             for message_id in list(waiting):
@@ -111,7 +116,7 @@ class Line:
                     yield node, content
             if waiting and len(waiting) == before:
                 with timed("waiting"):
-                    time.sleep(self.poll)
+                    pauses.pause()
             if waiting and time.monotonic() > next_check:
                 next_check = time.monotonic() + RESTART_CHECK_SECONDS
                 for message_id in self._lost(waiting, starts):
@@ -377,13 +382,15 @@ class Flower(Engine):
     ) -> Iterator[tuple[Job, RecordDict | Absent]]:
         """Every connected client's reply, with the job it was asked to do."""
         arrays: dict[int, Array] = {}
+        made: Made = {}
         jobs_of, contents, sizes = {}, {}, {}
         with timed("transfer"):
             for job in jobs:
                 if (node := self._nodes.get(job.cid)) is None:
                     continue
                 order = Order(job.cid, task, job.down, _name(job.own), ask)
-                jobs_of[node], contents[node] = job, codec.write_order(order, arrays)
+                jobs_of[node] = job
+                contents[node] = bundled(codec.write_order(order, arrays), made)
                 sizes[node] = self._expected.most_bytes(job) if task == "client" else SMALL
                 if self.traffic is not None:
                     self.traffic.down[job.cid] += content_bytes(contents[node])
@@ -395,7 +402,7 @@ class Flower(Engine):
     def _count_up(self, cid: int, reply: RecordDict | Absent) -> None:
         if self.traffic is not None and not isinstance(reply, Absent):
             with suppress(Exception):  # a dishonest reply can make anything fail that reads it
-                self.traffic.up[cid] += content_bytes(reply)
+                self.traffic.up[cid] += content_bytes(bundled(reply))
 
     def _read_upload(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
@@ -451,18 +458,31 @@ def _refused(why: object) -> Absent:
 
 
 def _content(reply: Message, most: int) -> RecordDict | Absent:
-    """What a reply holds, unless it is larger than any honest one: then nothing of it is read."""
+    """What a reply holds."""
     if reply.has_error():
         if reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
             return DROPPED
         return Absent(f"{FLOWER_SAYS}{plain(reply.error.reason)}")
+    return _opened(reply.content, most)
+
+
+def _opened(bundle: RecordDict, most: int) -> RecordDict | Absent:
+    """The records of a reply, unless it is larger than any honest one: then nothing of it is
+    read."""
     try:
-        size = held_bytes(reply.content)
+        _check_size(bundle, most)
+        records = opened(bundle)
+        _check_size(records, most)
+    except FedloomError as e:
+        return _refused(e)
     except Exception as e:  # as above
         return _refused(f"{type(e).__name__}: {e}")
-    if size > most:
-        return _refused(f"it has {size} bytes, and a reply to this order has at most {most}")
-    return reply.content
+    return records
+
+
+def _check_size(records: RecordDict, most: int) -> None:
+    if (size := held_bytes(records)) > most:
+        raise BadInput(f"it has {size} bytes, and a reply to this order has at most {most}")
 
 
 def _name(own: State | None) -> str | None:

@@ -23,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedloom.core.data import Federation, data_of
 from fedloom.core.program import Program
 from fedloom.core.site import CPU
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.engine import Flower, Line, Roster
 from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
@@ -86,7 +87,9 @@ class LocalGrid(Grid):
     def let_out(self, reply: Message) -> None:
         """Make an answer as it leaves: as small as a site's gate makes it."""
         if reply.has_content():
-            squeeze(reply.content)
+            records = opened(reply.content)
+            squeeze(records)
+            reply.content = bundled(records)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

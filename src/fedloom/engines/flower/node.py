@@ -17,6 +17,7 @@ from fedloom.core.evaluate import evaluate
 from fedloom.core.program import Program
 from fedloom.core.site import CPU, Visit
 from fedloom.core.tree import State
+from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.context_store import ContextStore
@@ -81,7 +82,7 @@ def client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        return _reply(message, lambda: node(context).answer(codec.read_order(message.content)))
+        return _reply(message, lambda: node(context).answer(_order(message)))
 
     return app
 
@@ -93,7 +94,11 @@ def _reply(message: Message, content: Callable[[], RecordDict]) -> Message:
     except Exception as e:
         traceback.print_exc()  # to the site's own log
         records = codec.write_error(type(e).__name__, _reported(e))
-    return Message(records, reply_to=message)
+    return Message(bundled(records), reply_to=message)
+
+
+def _order(message: Message) -> Order:
+    return codec.read_order(opened(message.content))
 
 
 def _reported(error: Exception) -> str:
