@@ -11,13 +11,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedloom.engines.bundle import SLICES, VALUES, bundled, opened
+from fedloom.engines.bundle import LARGE, LEAST_LARGE, RECORDS, bundled, opened
 from fedloom.errors import BadInput
 
 
-def message(tensors: int) -> RecordDict:
+def message(tensors: int, numbers: int = 6) -> RecordDict:
     """Records of every kind, with slices of many tensors and of none."""
-    weights = {f"layer.{i}": Array(np.full((2, 3), i, np.float32)) for i in range(tensors)}
+    weights = {f"layer.{i}": Array(np.full((numbers,), i, np.float32)) for i in range(tensors)}
     return RecordDict(
         {
             "head": ConfigRecord({"client": 3, "new": False, "names": ["a", "b"], "own": b"\x00"}),
@@ -36,8 +36,9 @@ def carried(bundle: RecordDict) -> RecordDict:
     return back
 
 
-def test_every_record_arrives_as_it_was() -> None:
-    records = message(12)
+@pytest.mark.parametrize("numbers", [6, LEAST_LARGE])
+def test_every_record_arrives_as_it_was(numbers: int) -> None:
+    records = message(3, numbers)
     back = opened(carried(bundled(records)))
     assert list(back) == list(records)
     assert dict(back.config_records["head"]) == dict(records.config_records["head"])
@@ -49,10 +50,11 @@ def test_every_record_arrives_as_it_was() -> None:
 
 
 def test_the_number_of_objects_does_not_grow_with_the_tensors() -> None:
-    """One for all, two records in it, and for each slice an array with its pieces."""
+    """One for all and one record in it; a large slice takes a record, an array and its pieces."""
     few, many = (len(get_all_nested_objects(bundled(message(n)))) for n in (1, 50))
-    assert few == many == 1 + 2 + 2 + 1
+    assert few == many == 2
     assert len(get_all_nested_objects(message(50))) > 100
+    assert len(get_all_nested_objects(bundled(message(50, LEAST_LARGE // 100)))) == 2 + 3
 
 
 def test_an_empty_message_stays_empty() -> None:
@@ -64,14 +66,10 @@ def test_an_empty_message_stays_empty() -> None:
     "broken",
     [
         message(1),
-        RecordDict({VALUES: ConfigRecord({VALUES: "a text"})}),
-        RecordDict({VALUES: ConfigRecord({VALUES: b"", "more": 1})}),
-        RecordDict(
-            {
-                VALUES: ConfigRecord({VALUES: b""}),
-                SLICES: ArrayRecord({"state/model": Array(np.zeros(2))}),
-            }
-        ),
+        RecordDict({LARGE: ArrayRecord()}),
+        RecordDict({RECORDS: ConfigRecord({RECORDS: "a text"})}),
+        RecordDict({RECORDS: ConfigRecord({RECORDS: b"", "more": 1})}),
+        RecordDict({**bundled(message(0)), LARGE: ArrayRecord({"state/model": Array(np.ones(2))})}),
         RecordDict({**bundled(message(1)), "more": ConfigRecord()}),
     ],
 )
@@ -80,10 +78,10 @@ def test_what_is_no_bundle_is_refused(broken: RecordDict) -> None:
         opened(broken)
 
 
-def test_a_slice_cannot_take_the_place_of_a_value() -> None:
+@pytest.mark.parametrize("name", ["head", "state/model", "state/other"])
+def test_a_large_slice_takes_the_place_that_was_left_for_it_and_no_other(name: str) -> None:
     """The gate and the app would otherwise have to agree on which of two counts."""
-    bundle = bundled(message(1))
-    slices = dict(bundle.array_records[SLICES])
-    bundle[SLICES] = ArrayRecord({"head": slices["state/model"]})
-    with pytest.raises(BadInput, match="'head' is no bundle of arrays"):
+    bundle, other = bundled(message(1)), bundled(message(1, LEAST_LARGE))
+    bundle[LARGE] = ArrayRecord({name: other.array_records[LARGE]["state/model"]})
+    with pytest.raises(BadInput, match=f"'{name}' is no bundle of arrays"):
         opened(bundle)

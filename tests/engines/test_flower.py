@@ -35,7 +35,7 @@ from fedloom.core.site import Site
 from fedloom.core.tree import State
 from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
-from fedloom.engines.bundle import Made, bundled, opened
+from fedloom.engines.bundle import LARGE, LEAST_LARGE, Made, bundled, opened
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Reply
@@ -145,14 +145,14 @@ def test_new_keeping_nothing_and_keeping_are_three_things(own: str | None) -> No
 
 
 def test_a_tensor_that_many_get_is_encoded_once() -> None:
-    value, arrays = torch.randn(3), {}
+    value, arrays = torch.randn(LEAST_LARGE), {}
     orders = [Order(i, "client", Down(Plan(1), {"m": {"w": value}}), None) for i in range(3)]
     written = [codec.write_order(order, arrays) for order in orders]
     assert len(arrays) == 1
     assert len({id(w.array_records["state/m"]["w"].data) for w in written}) == 1
     made: Made = {}
     bundles = [bundled(records, made) for records in written]
-    assert len({id(b.array_records["slices"]["state/m"].data) for b in bundles}) == 1
+    assert len({id(b.array_records[LARGE]["state/m"].data) for b in bundles}) == 1
 
 
 def test_a_type_that_flower_cannot_carry_is_named() -> None:

@@ -3,8 +3,8 @@
 Flower carries every record, every array and every piece of an array by a request of its own, and
 does so three times on the way from the server to an app and three times back. For a network of a
 dozen tensors those are hundreds of requests, and most of the time of a short round. So a message
-travels as one record for all values and one array for each slice of a state, in Flower's own
-encoding; a slice that many clients get stays one object that Flower stores and sends once.
+travels as one record that holds all others in Flower's own encoding. Only slices of a state that
+are large are objects of their own: Flower stores and sends once what many clients get.
 
 Imports no torch: the gate has none.
 """
@@ -23,15 +23,17 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 
 from fedloom.errors import BadInput
 
-VALUES = "values"
-"""The record with all that is no array."""
-SLICES = "slices"
-"""The record with an array for each record of arrays."""
+RECORDS = "records"
+"""The record with the others in it."""
+LARGE = "large"
+"""The record with an array for each large slice, which has an empty place among the others."""
+LEAST_LARGE = 2**17
+"""Bytes of a large slice."""
 STYPE = "fedloom.bundle"
-"""What Flower calls the format of such an array's bytes."""
+"""What Flower calls the format of a large slice's bytes."""
 
 Made = dict[tuple[tuple[str, int], ...], Array]
-"""Arrays of slices that were made already, by the names and identities of what is in them."""
+"""Large slices that were encoded already, by the names and identities of what is in them."""
 
 
 def bundled(records: RecordDict, made: Made | None = None) -> RecordDict:
@@ -43,19 +45,23 @@ def bundled(records: RecordDict, made: Made | None = None) -> RecordDict:
     if not records:
         return RecordDict()
     made = {} if made is None else made
-    values = RecordDict({**records.config_records, **records.metric_records})
-    written = recorddict_to_proto(values).SerializeToString()
-    bundle = RecordDict({VALUES: ConfigRecord({VALUES: written})})
-    if slices := records.array_records:
-        arrays = {name: _slice(record, made) for name, record in slices.items()}
-        bundle[SLICES] = ArrayRecord(arrays)
+    large = {
+        name: _encoded(record, made)
+        for name, record in records.array_records.items()
+        if sum(len(array.data) for array in record.values()) >= LEAST_LARGE
+    }
+    others = RecordDict({**records, **dict.fromkeys(large, ArrayRecord())})
+    written = recorddict_to_proto(others).SerializeToString()
+    bundle = RecordDict({RECORDS: ConfigRecord({RECORDS: written})})
+    if large:
+        bundle[LARGE] = ArrayRecord(large)
     return bundle
 
 
-def _slice(record: ArrayRecord, made: Made) -> Array:
-    key = tuple((name, id(array.data)) for name, array in record.items())
+def _encoded(slice_: ArrayRecord, made: Made) -> Array:
+    key = tuple((name, id(array.data)) for name, array in slice_.items())
     if key not in made:
-        data = array_record_to_proto(record).SerializeToString()
+        data = array_record_to_proto(slice_).SerializeToString()
         made[key] = Array("uint8", (len(data),), STYPE, data)
     return made[key]
 
@@ -64,14 +70,15 @@ def opened(bundle: RecordDict) -> RecordDict:
     """The records that were bundled; raises where this is no bundle."""
     if not bundle:
         return RecordDict()
-    if not set(bundle) <= {VALUES, SLICES}:
+    written = bundle.config_records.get(RECORDS, ConfigRecord())
+    if not set(bundle) <= {RECORDS, LARGE} or set(written) != {RECORDS}:
         raise BadInput("the message is no bundle of records")
-    values = bundle.config_records[VALUES]
-    if set(values) != {VALUES} or not isinstance(values[VALUES], bytes):
+    data = written[RECORDS]
+    if not isinstance(data, bytes):
         raise BadInput("the message is no bundle of records")
-    records = recorddict_from_proto(ProtoRecordDict.FromString(values[VALUES]))
-    for name, array in bundle.array_records.get(SLICES, ArrayRecord()).items():
-        if array.stype != STYPE or name in records:
-            raise BadInput(f"{name[:80]!r} is no bundle of arrays, or there twice")
+    records = recorddict_from_proto(ProtoRecordDict.FromString(data))
+    for name, array in bundle.array_records.get(LARGE, ArrayRecord()).items():
+        if array.stype != STYPE or len(records.array_records.get(name, "no place")) != 0:
+            raise BadInput(f"{name[:80]!r} is no bundle of arrays, or has no place of its own")
         records[name] = array_record_from_proto(ProtoArrayRecord.FromString(array.data))
     return records

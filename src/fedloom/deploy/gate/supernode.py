@@ -130,7 +130,7 @@ class GatedNode:
     def _received(self, receive: Callable[[], Announced | None]) -> Announced | None:
         """The next message. None lets Flower sleep for three seconds, which is most of the time
         that a short round takes, so that a node which has just worked asks again itself."""
-        pauses = Pauses(most=1.0)
+        pauses = Pauses(least=0.1, most=1.0)
         while (received := receive()) is None:
             if time.monotonic() > self._busy_until:
                 return None
@@ -308,7 +308,8 @@ def _pulled(tree: ObjectTree, pull: Callable[[str], bytes]) -> dict[str, Object]
             raise BadInput(f"the server's message is over {MOST_MESSAGE_BYTES} bytes")
         return content
 
-    return pull_objects(ids, pull_object_fn=bounded)
+    # A message is announced before its parts are there; Flower would first wait for a second.
+    return pull_objects(ids, pull_object_fn=bounded, initial_backoff=0.1)
 
 
 def _taken_out(store: ObjectStore, message_id: str, most: int) -> dict[str, Object]:

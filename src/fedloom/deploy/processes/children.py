@@ -214,7 +214,6 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # in place of a second for every message
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
         "NO_COLOR": "1",

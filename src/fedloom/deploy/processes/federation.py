@@ -37,6 +37,9 @@ COMPLETED = "finished:completed"
 """Flower's status of a run that ended well."""
 SITE_MARK = "FEDLOOM_SITE"
 """Environment variable by which a site's SuperNode knows the processes that it started."""
+POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+"""Environment variable: seconds between two looks of a SuperExec for a task; by default one, which
+every message would wait for."""
 UP = 120.0
 """Seconds within which a process has to be up."""
 
@@ -73,7 +76,7 @@ def supernode(file: Path, config: SiteConfig, log: Path | None = None) -> Child:
     command += [] if config.key is None else ["--auth-supernode-private-key", config.key]
     config.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     home = config.state / ".flower"
-    environment = {**flower_environment(home), SITE_MARK: str(file)}
+    environment = {**flower_environment(home), SITE_MARK: str(file), POLL: "0.2"}
     if sys.platform == "linux":  # elsewhere a process that has imported torch may not be forked
         environment["PATH"] = os.pathsep.join((str(forking_scripts(home)), environment["PATH"]))
     return Child(f"the SuperNode of {config.name}", command, environment, log)

@@ -106,7 +106,7 @@ class Line:
         waiting = {i: n for i, n in zip(ids, nodes, strict=True) if i}
         yield from ((n, NOT_ACCEPTED) for n in set(nodes) - set(waiting.values()))
         starts, next_check = self.starts(), time.monotonic() + RESTART_CHECK_SECONDS
-        pauses = Pauses(most=self.poll)
+        pauses = Pauses(least=0.05, most=self.poll)
         while waiting and time.monotonic() < end:
             before = len(waiting)
             for message_id in list(waiting):
