@@ -41,9 +41,9 @@ from fedloom.deploy.project.folder import Project
 from fedloom.deploy.project.new import write_project
 from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import SiteData
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Task
+from fedloom.engines.message_bundle import bundled, opened
 
 NODE = 77
 _times = count(1_000_000_000.0)

@@ -18,8 +18,8 @@ from fedloom.deploy import apps
 from fedloom.deploy.project.public_keys import PublicKeys, key_bytes
 from fedloom.deploy.server.run import serve
 from fedloom.deploy.settings import Settings
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.in_process import LocalGrid, from_wire, to_wire
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.launch.start import Result
 from helpers import LIMIT
 

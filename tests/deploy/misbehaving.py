@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 
 from fedloom.deploy.apps import client as honest
 from fedloom.deploy.site.config import SiteConfig
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.message_bundle import bundled, opened
 
 MODEL = f"{codec.STATE}model"
 LONGEST = 900.0

@@ -15,8 +15,8 @@ from fedloom.data import load
 from fedloom.deploy import apps
 from fedloom.deploy.server.run import serve
 from fedloom.deploy.settings import Settings
-from fedloom.engines.bundle import opened
 from fedloom.engines.flower.in_process import LocalGrid
+from fedloom.engines.message_bundle import opened
 
 
 class _FirstOrder(Exception):

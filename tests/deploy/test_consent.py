@@ -26,7 +26,7 @@ from fedloom.deploy.gate.decide import Gate
 from fedloom.deploy.gate.form import Assessment
 from fedloom.deploy.project.folder import Project, run_configuration
 from fedloom.deploy.settings import Settings
-from fedloom.engines.bundle import bundled
+from fedloom.engines.message_bundle import bundled
 from fedloom.errors import BadInput
 from fedloom.methods import parse_method
 from fedloom.policy.training import numbers_used

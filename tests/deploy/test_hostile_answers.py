@@ -30,8 +30,8 @@ from flwr.common.constant import ErrorCode
 from gated_site import OTHER, GatedSite, gated_site
 
 from fedloom.deploy.gate.counters import Counters
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.errors import BadInput
 
 SECRET = b"patient 4711 has it"

@@ -23,10 +23,10 @@ from fedloom.deploy.project.public_keys import key_bytes
 from fedloom.deploy.project.schema import Column, Schema
 from fedloom.deploy.server.audit import AUDIT
 from fedloom.engines import Absent
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import codec, engine
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.errors import TooFewClients
 from fedloom.runs.folder import RunPaths
 from fedloom.runs.ledger import Account

@@ -35,7 +35,6 @@ from fedloom.core.site import Site
 from fedloom.core.tree import State
 from fedloom.data import FederatedData, RemoteData, Source, load
 from fedloom.engines import make_engine
-from fedloom.engines.bundle import LARGE, LEAST_LARGE, Made, bundled, opened
 from fedloom.engines.flower import Flower, InProcess, Line, Roster, codec
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Reply
@@ -44,6 +43,7 @@ from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.inline import Inline
 from fedloom.engines.lost_state import LostState
+from fedloom.engines.message_bundle import LARGE, LEAST_LARGE, Made, bundled, opened
 from fedloom.engines.zstd_arrays import STYPE
 from fedloom.errors import BadInput, TooFewClients
 from fedloom.launch.start import go_on, start

@@ -586,10 +586,10 @@ def messages(folder: Path) -> Callable[[random.Random], Input]:
     from flwr.proto.recorddict_pb2 import RecordDict as Proto
 
     from fedloom.engines import Absent
-    from fedloom.engines.bundle import bundled
     from fedloom.engines.flower import codec
     from fedloom.engines.flower.engine import UNREADABLE, _opened, _read_or_absent
     from fedloom.engines.flower.reply_size import SMALL
+    from fedloom.engines.message_bundle import bundled
 
     state: State = {"method": {"w": torch.ones(3, 2), "b": torch.zeros(2)}}
     score = ClientScore("received", "test", 4, {"accuracy": 0.5}, "personal")

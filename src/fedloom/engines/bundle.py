@@ -1,84 +1,110 @@
-"""A message's records in few of Flower's objects.
-
-Flower carries every record, every array and every piece of an array by a request of its own, and
-does so three times on the way from the server to an app and three times back. For a network of a
-dozen tensors those are hundreds of requests, and most of the time of a short round. So a message
-travels as one record that holds all others in Flower's own encoding. Only slices of a state that
-are large are objects of their own: Flower stores and sends once what many clients get.
-
-Imports no torch: the gate has none.
-"""
+"""Work in portions: several clients per message, so that small clients do not cost a message each,
+and in which order."""
 
 from __future__ import annotations
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
-from flwr.common.serde import (
-    array_record_from_proto,
-    array_record_to_proto,
-    recorddict_from_proto,
-    recorddict_to_proto,
-)
-from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
-from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from fedloom.errors import BadInput
+from fedloom.core.evaluate import Ask
+from fedloom.core.message import Down, Plan
+from fedloom.core.tree import State, nbytes
+from fedloom.engines import Job, JobOf
 
-RECORDS = "records"
-"""The record with the others in it."""
-LARGE = "large"
-"""The record with an array for each large slice, which has an empty place among the others."""
-LEAST_LARGE = 2**17
-"""Bytes of a large slice."""
-STYPE = "fedloom.bundle"
-"""What Flower calls the format of a large slice's bytes."""
+SHARES = 4
+"""Into how many portions a worker's part of what is left is cut."""
+MOST_CLIENTS = 64
+"""In one message."""
+TOGETHER = 8
+"""Small clients go in portions of so many or a multiple, which a worker can compute as blocks, as
+long as there are so many for every worker."""
+SMALL_CLIENT = 32
+"""Rows below which a client is small."""
+MOST_BYTES = 64 * 2**20
+"""Of states in one message, beyond the first client's."""
+MOST_WAITING = 512 * 2**20
+"""Bytes of answers that may wait for their turn: aggregation goes by id, work by length."""
 
-Made = dict[tuple[tuple[str, int], ...], Array]
-"""Large slices that were encoded already, by the names and identities of what is in them."""
+
+@dataclass(frozen=True)
+class Bundle:
+    """Jobs of one message."""
+
+    ids: list[int]
+    head: dict[str, Any]
+    states: list[State]
+
+    @classmethod
+    def of(cls, jobs: Sequence[Job], task: str, ask: Ask | None) -> Bundle:
+        """What is sent for some jobs of one round."""
+        ids = [job.cid for job in jobs]
+        head = {
+            "task": task,
+            "ids": ids,
+            "plan": asdict(jobs[0].down.plan),
+            "ask": None if ask is None else asdict(ask),
+            "first": [job.own is None for job in jobs],
+        }
+        return cls(ids, head, [s for job in jobs for s in (job.down.state, job.own or {})])
 
 
-def bundled(records: RecordDict, made: Made | None = None) -> RecordDict:
-    """The records as they travel; an empty message stays empty.
+def opened(head: dict[str, Any], states: list[State]) -> list[Job]:
+    """The jobs of a message."""
+    plan = Plan(**head["plan"])
+    return [
+        Job(cid, Down(plan, down), None if first else own)
+        for cid, first, down, own in zip(
+            head["ids"], head["first"], states[::2], states[1::2], strict=True
+        )
+    ]
 
-    `made` remembers slices while the records that they were made of live: what many clients get is
-    encoded once.
+
+def named(ids: Sequence[int]) -> str:
+    """The clients of a message, for people.
+
+    >>> named([3]), named([3, 1, 4])
+    ('client 3', 'clients 1, 3, 4')
     """
-    if not records:
-        return RecordDict()
-    made = {} if made is None else made
-    large = {
-        name: _encoded(record, made)
-        for name, record in records.array_records.items()
-        if sum(len(array.data) for array in record.values()) >= LEAST_LARGE
-    }
-    others = RecordDict({**records, **dict.fromkeys(large, ArrayRecord())})
-    written = recorddict_to_proto(others).SerializeToString()
-    bundle = RecordDict({RECORDS: ConfigRecord({RECORDS: written})})
-    if large:
-        bundle[LARGE] = ArrayRecord(large)
-    return bundle
+    some = ", ".join(map(str, sorted(ids)[:5])) + (" ..." if len(ids) > 5 else "")
+    return f"client{'s' if len(ids) > 1 else ''} {some}"
 
 
-def _encoded(slice_: ArrayRecord, made: Made) -> Array:
-    key = tuple((name, id(array.data)) for name, array in slice_.items())
-    if key not in made:
-        data = array_record_to_proto(slice_).SerializeToString()
-        made[key] = Array("uint8", (len(data),), STYPE, data)
-    return made[key]
+def portions(
+    ids: Sequence[int],
+    job: JobOf,
+    size: Callable[[int], int],
+    workers: int,
+    everybody: int = 0,
+) -> Iterator[list[Job]]:
+    """The jobs in portions that shrink towards the end, so that all workers end together.
+
+    `everybody` is how many clients the round has, where `ids` are only some of them.
+    """
+    if not ids:
+        return
+    work, left, first = sum(map(size, ids)), len(ids), job(ids[0])
+    portion: list[Job] = []
+    rows = carried = 0
+    for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
+        next_job = first if cid == first.cid else job(cid)  # each job is made once
+        weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
+        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER * workers
+        whole = not small or len(portion) % TOGETHER == 0
+        enough = (rows * SHARES * workers >= work and whole) or len(portion) == MOST_CLIENTS
+        if portion and (enough or carried + weight > MOST_BYTES):
+            yield portion
+            work, left = work - rows, left - len(portion)
+            portion, rows, carried = [], 0, 0
+        portion.append(next_job)
+        rows += size(cid)
+        carried += weight
+    yield portion
 
 
-def opened(bundle: RecordDict) -> RecordDict:
-    """The records that were bundled; raises where this is no bundle."""
-    if not bundle:
-        return RecordDict()
-    written = bundle.config_records.get(RECORDS, ConfigRecord())
-    if not set(bundle) <= {RECORDS, LARGE} or set(written) != {RECORDS}:
-        raise BadInput("the message is no bundle of records")
-    data = written[RECORDS]
-    if not isinstance(data, bytes):
-        raise BadInput("the message is no bundle of records")
-    records = recorddict_from_proto(ProtoRecordDict.FromString(data))
-    for name, array in bundle.array_records.get(LARGE, ArrayRecord()).items():
-        if array.stype != STYPE or len(records.array_records.get(name, "no place")) != 0:
-            raise BadInput(f"{name[:80]!r} is no bundle of arrays, or has no place of its own")
-        records[name] = array_record_from_proto(ProtoArrayRecord.FromString(array.data))
-    return records
+def _order(ids: Sequence[int], answers: int, size: Callable[[int], int]) -> Sequence[int]:
+    """Longest clients first. But answers wait for their turn in the aggregation: where theirs would
+    take too much memory, the order stays as given, by id."""
+    if answers > MOST_WAITING:
+        return ids
+    return sorted(ids, key=lambda cid: (-size(cid), cid))

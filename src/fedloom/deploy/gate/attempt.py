@@ -34,12 +34,12 @@ from fedloom.deploy.settings import Settings
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines import check_device
-from fedloom.engines.bundle import bundled
 from fedloom.engines.content import content_bytes, objects_of
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order
 from fedloom.engines.flower.context_store import ContextStore
 from fedloom.engines.flower.node import Node
+from fedloom.engines.message_bundle import bundled
 from fedloom.engines.record_names import STATE
 from fedloom.errors import BadInput
 from fedloom.files import write_json

@@ -39,7 +39,7 @@ from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.decide import FAILED, Gate, LetIn, Permitted, Refused
 from fedloom.deploy.gate.replies import flower_error
 from fedloom.deploy.processes.children import FLWR
-from fedloom.engines.bundle import bundled, opened
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.errors import BadInput, FedloomError
 from fedloom.plain_text import plain
 from fedloom.polling import Pauses

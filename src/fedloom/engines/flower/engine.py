@@ -28,13 +28,13 @@ from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
 from fedloom.core.tree import State
 from fedloom.engines import Absent, Engine, Job, JobOf
-from fedloom.engines.bundle import Made, bundled, opened
 from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.bounds import Bounds
 from fedloom.engines.flower.codec import Order, Task
 from fedloom.engines.flower.expected_upload import ExpectedUpload
 from fedloom.engines.flower.reply_size import SMALL, held_bytes
+from fedloom.engines.message_bundle import Made, bundled, opened
 from fedloom.errors import BadInput, FedloomError, TooFewClients
 from fedloom.plain_text import plain
 from fedloom.polling import Pauses

@@ -23,10 +23,10 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedloom.core.data import Federation, data_of
 from fedloom.core.program import Program
 from fedloom.core.site import CPU
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower.engine import Flower, Line, Roster
 from fedloom.engines.flower.node import Node, client_app
 from fedloom.engines.flower.site_store import SiteStore
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.engines.zstd_arrays import squeeze
 
 SITES = "sites"

@@ -17,12 +17,12 @@ from fedloom.core.evaluate import evaluate
 from fedloom.core.program import Program
 from fedloom.core.site import CPU, Visit
 from fedloom.core.tree import State
-from fedloom.engines.bundle import bundled, opened
 from fedloom.engines.flower import codec
 from fedloom.engines.flower.codec import Order, Reply
 from fedloom.engines.flower.context_store import ContextStore
 from fedloom.engines.flower.site_store import SiteStore
 from fedloom.engines.lost_state import LostState
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.errors import HookError, LeakError, TrainingError
 
 REPORTED = (TrainingError, LeakError, LostState)

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedloom.engines.bundle import LARGE, LEAST_LARGE, RECORDS, bundled, opened
+from fedloom.engines.message_bundle import LARGE, LEAST_LARGE, RECORDS, bundled, opened
 from fedloom.errors import BadInput
 
 
