@@ -39,8 +39,12 @@ _SAME_NUMBER = {"lr": 0.01, "momentum": 0.5, "weight_decay": 1e-4, "decay": 0.99
 class DryRuns:
     """What was played already, so that equal cells of all tables are played once."""
 
+    every: bool = True
+    """False: of cells that differ, only as many are played as bring each method with its protocol,
+    and each network with its kind of data, at least once; the others are built."""
     _federations: dict[str, FederatedData] = field(default_factory=dict)
     _played: set[str] = field(default_factory=set)
+    _parts: set[str] = field(default_factory=set)
     _built: set[tuple[str, int]] = field(default_factory=set)
     _sides: dict[str, int | None] = field(default_factory=dict)
 
@@ -83,8 +87,10 @@ class DryRuns:
             return
         self._built.add((key, data.classes))
         experiment = _experiment(small.changed(**begin), data)
-        if key not in self._played:
+        parts = _parts(small, data)
+        if key not in self._played and (self.every or not parts <= self._parts):
             self._played.add(key)
+            self._parts |= parts
             _run(experiment)
 
     def _federation(self, config: RunConfig) -> FederatedData:
@@ -144,8 +150,17 @@ def _key(config: RunConfig, data: FederatedData) -> str:
     rows = [[len(split) > 0 for split in client] for client in data.partition.clients]
     maps = data.partition.label_maps is not None
     schema = [data.kind, data.shape, data.augment is not None, rows, maps]
-    code = [_without_numbers(config.method), _without_numbers(config.protocol)]
-    return json.dumps([schema, sorted(data.shared_tests), code, settings], sort_keys=True)
+    return json.dumps([schema, sorted(data.shared_tests), _code(config), settings], sort_keys=True)
+
+
+def _parts(config: RunConfig, data: FederatedData) -> set[str]:
+    """What is to be played at least once."""
+    network = [config.model, config.encoder, data.kind, data.augment is not None]
+    return {json.dumps(part) for part in (_code(config), network)}
+
+
+def _code(config: RunConfig) -> list[list[str]]:
+    return [_without_numbers(config.method), _without_numbers(config.protocol)]
 
 
 def _without_numbers(expression: str) -> list[str]:
