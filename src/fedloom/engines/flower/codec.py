@@ -1,7 +1,7 @@
 """Jobs and answers as Flower's records: the only module that knows both.
 
-A state is one ArrayRecord per slice, in numpy's format, so that Flower's own tools can read it;
-what a site sends may be in zstd's on top (`engines.zstd_arrays`).
+A state is one ArrayRecord per slice, in numpy's format; what a site sends may be in zstd's on top
+(`engines.zstd_arrays`). The records travel as a bundle (`engines.message_bundle`).
 """
 
 from __future__ import annotations
