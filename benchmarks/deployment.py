@@ -56,7 +56,7 @@ class Memory(threading.Thread):
         self.peaks: dict[str, dict[int, float]] = defaultdict(dict)
 
     def run(self) -> None:
-        while not self.stop.wait(5.0):
+        while not self.stop.wait(1.0):
             for process in self.federation.processes():
                 with suppress(psutil.Error):
                     peaks = self.peaks[_role(process)]

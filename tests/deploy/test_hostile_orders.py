@@ -30,6 +30,7 @@ from fedloom.audit import FIRST
 from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.decide import FAILED
 from fedloom.deploy.gate.supernode import GatedNode
+from fedloom.engines.message_bundle import RECORDS, bundled
 from fedloom.errors import BadInput
 
 WAITS = "waits for approval at the site"
@@ -283,6 +284,30 @@ def test_messages_of_another_kind_are_refused(site: GatedSite) -> None:
 def test_objects_that_are_not_what_was_announced_are_refused(site: GatedSite) -> None:
     left = refused(site, run_id=1, lie=lambda object_id, data: data.replace(b"client", b"server"))
     assert left.error == FAILED
+
+
+UNKNOWN_FIELD = b"\xfa\x7f\x01A"
+"""Of a protobuf: number 2047, one byte."""
+
+
+@pytest.mark.parametrize("more", [UNKNOWN_FIELD, b"\x0a\x06\x0a\x04note"])
+def test_an_order_with_bytes_beside_what_is_looked_at_is_refused(
+    more: bytes, site: GatedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An app is handed the whole message: bytes that no reader of fedloom sees, a record of no
+    kind."""
+
+    def padded(records: RecordDict) -> RecordDict:
+        bundle = bundled(records)
+        data = bundle.config_records[RECORDS][RECORDS]
+        assert isinstance(data, bytes)
+        bundle[RECORDS] = ConfigRecord({RECORDS: data + more})
+        return bundle
+
+    assert not site.ask(site.order()).error
+    monkeypatch.setattr("gated_site.bundled", padded)
+    refused(site, site.order(t=2))
+    assert site.rules()[-1] == "message"
 
 
 def test_replayed_rounds_are_counted(own: GatedSite) -> None:

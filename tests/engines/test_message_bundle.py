@@ -8,10 +8,23 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.proto.recorddict_pb2 import ArrayRecord as ProtoArrayRecord
+from flwr.proto.recorddict_pb2 import ConfigRecord as ProtoConfigRecord
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from fedloom.engines.message_bundle import LARGE, LEAST_LARGE, RECORDS, bundled, opened
+from fedloom.engines.message_bundle import (
+    LARGE,
+    LEAST_LARGE,
+    MOST_BYTES,
+    MOST_NAMES,
+    MOST_SMALL,
+    RECORDS,
+    STYPE,
+    bundled,
+    opened,
+)
 from fedloom.errors import BadInput
 
 
@@ -67,6 +80,9 @@ def test_an_empty_message_stays_empty() -> None:
     [
         message(1),
         RecordDict({LARGE: ArrayRecord()}),
+        RecordDict({**bundled(message(1)), LARGE: ArrayRecord()}),
+        RecordDict({**bundled(message(1)), LARGE: ConfigRecord({"a": 1})}),
+        RecordDict({RECORDS: ConfigRecord({RECORDS: bytes(MOST_BYTES + 1)})}),
         RecordDict({RECORDS: ConfigRecord({RECORDS: "a text"})}),
         RecordDict({RECORDS: ConfigRecord({RECORDS: b"", "more": 1})}),
         RecordDict({**bundled(message(0)), LARGE: ArrayRecord({"state/model": Array(np.ones(2))})}),
@@ -85,3 +101,59 @@ def test_a_large_slice_takes_the_place_that_was_left_for_it_and_no_other(name: s
     bundle[LARGE] = ArrayRecord({name: other.array_records[LARGE]["state/model"]})
     with pytest.raises(BadInput, match=f"'{name}' is no bundle of arrays"):
         opened(bundle)
+
+
+def written(proto: ProtoRecordDict, **large: Array) -> RecordDict:
+    """A bundle by somebody who writes what he likes."""
+    bundle = RecordDict({RECORDS: ConfigRecord({RECORDS: proto.SerializeToString()})})
+    if large:
+        bundle[LARGE] = ArrayRecord(large)
+    return bundle
+
+
+def test_names_that_are_there_twice_are_refused_and_not_printed(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Flower would print each of them, whatever is in it."""
+    name = "x\nINFO a forged line"
+    item = ProtoRecordDict.Item
+    proto = ProtoRecordDict(
+        items=[
+            item(key=name, config_record=ProtoConfigRecord()),
+            item(key=name, array_record=ProtoArrayRecord()),
+        ]
+    )
+    with pytest.raises(BadInput, match="one of them twice"):
+        opened(written(proto))
+    assert "forged" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("where", ["records", "a slice among them", "a large slice"])
+def test_more_names_than_any_message_has_are_refused_before_anything_is_made_of_them(
+    where: str,
+) -> None:
+    many = [str(i) for i in range(MOST_NAMES + 1)]
+    arrays = ProtoArrayRecord(items=[ProtoArrayRecord.Item(key=name) for name in many])
+    item = ProtoRecordDict.Item
+    if where == "records":
+        records = [item(key=name, array_record=ProtoArrayRecord()) for name in many]
+        bundle = written(ProtoRecordDict(items=records))
+    elif where == "a slice among them":
+        bundle = written(ProtoRecordDict(items=[item(key="w", array_record=arrays)]))
+    else:
+        data = arrays.SerializeToString()
+        place = ProtoRecordDict(items=[item(key="w", array_record=ProtoArrayRecord())])
+        bundle = written(place, w=Array("uint8", (len(data),), STYPE, data))
+    with pytest.raises(BadInput, match="too many names"):
+        opened(bundle)
+
+
+def test_many_small_slices_are_not_one_large_request() -> None:
+    """A site's link takes requests of 8 MB."""
+    part = Array(np.zeros(LEAST_LARGE // 4 - 100, np.float32))
+    count = 3 * MOST_SMALL // LEAST_LARGE
+    records = RecordDict({f"state/{i}": ArrayRecord({"w": part}) for i in range(count)})
+    bundle = bundled(records)
+    sizes = [len(each.deflate()) for each in get_all_nested_objects(bundle).values()]
+    assert max(sizes) < MOST_BYTES
+    assert list(opened(carried(bundle))) == list(records)

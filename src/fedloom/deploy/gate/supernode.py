@@ -68,7 +68,7 @@ PAUSE = 1.0
 """Seconds after a refusal, so that a server cannot fill the site's log with them."""
 
 BUSY = 60.0
-"""Seconds after a message in which the next is asked for often; then at Flower's pace."""
+"""Seconds after an answer in which the next message is asked for often; then at Flower's pace."""
 
 Object = bytes
 
@@ -107,7 +107,10 @@ class GatedNode:
 
     def pull(self, **flower: Any) -> int | None:
         """In place of Flower's: no message reaches an app that the gate does not let in."""
-        received = self._received(flower["receive"])
+        try:
+            received = self._received(flower["receive"])
+        except RunNotRunningException:
+            received = None
         if received is None:
             return None
         message, tree = received
@@ -135,7 +138,6 @@ class GatedNode:
             if time.monotonic() > self._busy_until:
                 return None
             pauses.pause()
-        self._busy_until = time.monotonic() + BUSY
         return received
 
     def _take_in(self, message: Message, tree: ObjectTree, flower: dict[str, Any]) -> None:
@@ -162,6 +164,9 @@ class GatedNode:
             records = None if introduction else opened(whole.content)
         except Exception:  # the bytes are the server's, and can make anything fail
             raise refuse("message", "the message is no bundle of records") from None
+        if records is not None and bundled(records).object_id != whole.content.object_id:
+            # An app would be handed bytes that nobody has looked at.
+            raise refuse("message", "the message is written otherwise than fedloom writes it")
         let_in = self.gate.let_in(run_id, permitted, records)
         flower["pull_object"] = lambda _, object_id: contents[object_id]
         flower["get_run"] = lambda _: known.info
@@ -252,6 +257,7 @@ class GatedNode:
             self.gate.record_failure(let_in.run, e)
             answer = Message(Error(ErrorCode.UNKNOWN, FAILED), reply_to=asked)
         _send(answer, runtime, flower)
+        self._busy_until = time.monotonic() + BUSY
 
     def _checked(
         self, reply: Message, asked: Message, let_in: LetIn, store: ObjectStore

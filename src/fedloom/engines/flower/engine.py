@@ -467,8 +467,7 @@ def _content(reply: Message, most: int) -> RecordDict | Absent:
 
 
 def _opened(bundle: RecordDict, most: int) -> RecordDict | Absent:
-    """The records of a reply, unless it is larger than any honest one: then nothing of it is
-    read."""
+    """The records of a reply, unless it is larger than any honest one."""
     try:
         _check_size(bundle, most)
         records = opened(bundle)

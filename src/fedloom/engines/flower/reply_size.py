@@ -22,8 +22,10 @@ def most_bytes(nbytes: int, tensors: int) -> int:
 
 def held_bytes(records: RecordDict) -> int:
     """Of all tensors in a reply once they are unpacked, before any is, and of its texts."""
-    arrays = sum(full_bytes(a) for tree in records.array_records.values() for a in tree.values())
-    return arrays + sum(map(_text_bytes, records.config_records.values()))
+    trees = records.array_records
+    arrays = sum(len(name) + full_bytes(a) for tree in trees.values() for name, a in tree.items())
+    others = (*records.config_records.values(), *records.metric_records.values())
+    return sum(map(len, records)) + arrays + sum(map(_text_bytes, others))
 
 
 def _text_bytes(record: Mapping[str, object]) -> int:
