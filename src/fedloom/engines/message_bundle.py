@@ -119,4 +119,5 @@ def _data(bundle: RecordDict, with_large: bool) -> bytes:
 def _packed_slice(name: str, array: Array) -> ProtoArrayRecord:
     if array.stype != STYPE:
         raise BadInput(f"{name[:80]!r} is no bundle of arrays")
-    return ProtoArrayRecord.FromString(array.data)
+    slice_: ProtoArrayRecord = ProtoArrayRecord.FromString(array.data)
+    return slice_

@@ -24,8 +24,9 @@ def held_bytes(records: RecordDict) -> int:
     """Of all tensors in a reply once they are unpacked, before any is, and of its texts."""
     trees = records.array_records
     arrays = sum(len(name) + full_bytes(a) for tree in trees.values() for name, a in tree.items())
-    others = (*records.config_records.values(), *records.metric_records.values())
-    return sum(map(len, records)) + arrays + sum(map(_text_bytes, others))
+    texts = sum(map(_text_bytes, records.config_records.values()))
+    numbers = sum(map(_text_bytes, records.metric_records.values()))
+    return sum(map(len, records)) + arrays + texts + numbers
 
 
 def _text_bytes(record: Mapping[str, object]) -> int:
