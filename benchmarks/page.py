@@ -61,25 +61,31 @@ def tricks() -> str:
 
 
 def scale() -> str:
-    """Readings and fits over the population and over the participants."""
+    """Readings of each group, and a line through them where there is one."""
     found = read("scale")
     parts = []
-    for group, x in (("population", "clients"), ("participants", "cohort")):
+    names = {"rows": "rows", "parameters": "numbers"}
+    for group in ("population", "million", "participants", "rows", "parameters"):
+        if group not in found:
+            continue
         body = [
             [
                 r["method"],
                 r["engine"],
                 f"{r['clients']:,}",
                 f"{r['cohort']:,}",
+                *([f"{r[group]:,}"] if group in names else []),
                 f"{r['setup_seconds']:.1f}",
                 f"{r['seconds_per_round']:.3f}",
                 f"{r['peak_MB']:.0f}",
             ]
             for r in found[group]["readings"]
         ]
-        head = ["method", "engine", "clients", "a round", "set-up s", "s a round", "peak MB"]
+        head = ["method", "engine", "clients", "a round"]
+        head += [*([names[group]] if group in names else []), "set-up s", "s a round", "peak MB"]
         parts.append(rows(head, body))
-        parts.append(_fits(found[group]["fits"], x))
+        if lines := found[group]["fits"]:
+            parts.append(_fits(lines))
     r = found["cifar10"]["readings"][0]
     parts.append(
         f"CIFAR-10, FedPAC, {r['clients']:,} clients of 50 rows, {r['cohort']} a round, two"
@@ -93,11 +99,12 @@ def scale() -> str:
     return "\n\n".join(parts)
 
 
-def _fits(lines: list[dict], x: str) -> str:
+def _fits(lines: list[dict]) -> str:
     kept = [f for f in lines if f["fit"].startswith(("seconds_per_round", "peak_MB"))]
     said = [
         f"- {f['of']}: {f['fit'].split(' = ')[0].replace('_', ' ')} ="
-        f" {f['a']:.4g} + {f['b']:.3g} x {x} (off by {100 * f['worst_gap']:.0f} % at most)"
+        f" {f['a']:.4g} + {f['b']:.3g} x {f['fit'].split()[-1]}"
+        f" (off by {100 * f['worst_gap']:.0f} % at most)"
         for f in kept
     ]
     return "\n".join(said)

@@ -7,7 +7,10 @@
 Groups:
 
 * `population`: 1,000 to 100,000 clients of 18 rows of digits each, 100 of them per round.
+* `million`: a million such clients, 1,000 of them per round.
 * `participants`: 30 to 1,000 of 10,000 such clients per round.
+* `rows`: 100 of 1,000 clients per round, with 18 to 576 rows each.
+* `parameters`: the same with 18 rows, and networks of 1,210 to 76,810 numbers.
 * `cifar10`: FedPAC on 1,000 clients of 50 rows, 30 per round (the setting of its Table 9).
 * `fedpac_server`: what FedPAC's server does in a round of 30, 100 and 300 participants.
 
@@ -39,9 +42,17 @@ from fedloom.record import RoundRecord, Summary
 from fedloom.runs.watcher import Watcher
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
-GROUPS = ("population", "participants", "cifar10", "fedpac_server")
+OVER = {
+    "population": "clients",
+    "participants": "cohort",
+    "rows": "rows",
+    "parameters": "parameters",
+}
+"""Groups through whose readings a line is fitted, and over what."""
+GROUPS = (*OVER, "million", "cifar10", "fedpac_server")
 ROWS = 18
 WORKERS = 2
+FEW = {"clients": 1_000, "cohort": 100}
 Case = dict[str, Any]
 Reading = dict[str, Any]
 
@@ -65,6 +76,13 @@ def cases(args: argparse.Namespace) -> dict[str, list[Case]]:
             for v in variants
             for m in args.participants
         ],
+        "rows": [{**v, **FEW, "rows": ROWS * n} for v in variants for n in (1, 2, 4, 8, 16, 32)],
+        "parameters": [
+            {**v, **FEW, "model": f"mlp(hidden=[{n}])", "parameters": 75 * n + 10}
+            for v in variants
+            for n in (16, 64, 256, 1024)
+        ],
+        "million": [{**v, "rounds": 6, "clients": 1_000_000, "cohort": 1_000} for v in variants],
         "cifar10": [
             {"rounds": 6, "method": "fedpac", "engine": "pool", "clients": 1000, "cohort": 30}
         ],
@@ -122,7 +140,7 @@ def _run(case: Case, out: Path) -> Timer:
     from fedloom.launch.start import engine_of, start
     from fedloom.runs.experiment import Experiment
 
-    data = None if case["group"] == "cifar10" else digits(case["clients"])
+    data = None if case["group"] == "cifar10" else digits(case["clients"], case.get("rows", ROWS))
     experiment = Experiment.build(_config(case, out), None, data)
     timer = Timer()
     with engine_of(experiment.config) as engine:
@@ -146,17 +164,17 @@ def _config(case: Case, out: Path) -> Any:
     }
     if case["group"] == "cifar10":
         return RunConfig.checked(given | cifar10(case["clients"]))
-    return RunConfig.checked({**given, "data": "digits tiled", "model": "mlp"})
+    return RunConfig.checked({**given, "data": "digits tiled", "model": case.get("model", "mlp")})
 
 
-def digits(clients: int) -> Any:
-    """Digits again and again, 18 rows for each client."""
+def digits(clients: int, rows_each: int = ROWS) -> Any:
+    """Digits again and again, as many rows for each client."""
     import numpy as np
 
     from fedloom.data import Source, federate, load
 
     once = load("digits")
-    rows = np.arange(clients * ROWS) % len(once)
+    rows = np.arange(clients * rows_each) % len(once)
     source = Source.from_arrays(once.x[rows], np.asarray(once.y)[rows], name="digits tiled")
     return federate(source, "iid", clients)
 
@@ -255,9 +273,9 @@ def _workers() -> list[int]:
 
 def fits(group: str, readings: Sequence[Reading]) -> list[dict[str, Any]]:
     """Lines through the readings of each method and engine."""
-    if group not in ("population", "participants"):
+    if group not in OVER:
         return []
-    x = "clients" if group == "population" else "cohort"
+    x = OVER[group]
     values = ("seconds_per_round", "cpu_seconds_per_round", "ready_MB", "peak_MB")
     found = []
     for name, rows in _grouped(readings):

@@ -21,6 +21,7 @@ from fedloom.deploy.gate.orders import OrderHead, read_order_head
 from fedloom.deploy.gate.replies import checked_answer
 from fedloom.engines.flower.in_process import InProcess, LocalGrid, from_wire
 from fedloom.engines.inline import Inline
+from fedloom.engines.message_bundle import bundled, opened
 from fedloom.runs.runner import Runner
 from fedloom.testing.checks import ROUNDS, check_flower_gives_the_same
 
@@ -36,7 +37,7 @@ class GatedGrid(LocalGrid):
         ids = list(super().push_messages(messages))
         orders = [from_wire(self._waiting[name]) for name in ids]
         self.orders: dict[str, OrderHead] = {
-            name: read_order_head(order.content)
+            name: read_order_head(opened(order.content))
             for name, order in zip(ids, orders, strict=True)
             if len(order.content)
         }
@@ -45,7 +46,8 @@ class GatedGrid(LocalGrid):
     def let_out(self, reply: Message) -> None:
         order = self.orders.get(reply.metadata.reply_to_message_id)
         if order is not None:
-            reply.content = checked_answer(reply.content, order, self.form, rows=10_000)
+            answer = checked_answer(opened(reply.content), order, self.form, rows=10_000)
+            reply.content = bundled(answer)
 
 
 class GatedInProcess(InProcess):
