@@ -142,13 +142,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     args = parser.parse_args()
     found: dict[str, Any] = {
         "versions": {name: version(name) for name in ("flwr", "torch", "fedloom")},
         "deployed": [],
         "in_process": [],
     }
-    for model in MODELS.values():
+    for model in (MODELS[name] for name in args.models):
         for nodes in args.nodes:
             for name, measure in (("in_process", in_process), ("deployed", deployed)):
                 found[name].append(measure(nodes, model, args.rounds))
