@@ -195,7 +195,7 @@ def advice() -> str:
         lines.append(
             f"- `fedloom deploy`, {nodes} nodes on this machine, {size:.1f} MB up a client:"
             f" {seconds:.0f} s a round beside the training, so rounds of {19 * seconds / 60:.0f}"
-            " minutes or more."
+            " min or more."
         )
     return "\n".join(lines)
 

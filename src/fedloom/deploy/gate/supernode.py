@@ -66,7 +66,6 @@ OBJECT_SECONDS = 300.0
 """How long an app may take from announcing an answer to having handed over all of it."""
 PAUSE = 1.0
 """Seconds after a refusal, so that a server cannot fill the site's log with them."""
-
 BUSY = 60.0
 """Seconds after an answer in which the next message is asked for often; then at Flower's pace."""
 
