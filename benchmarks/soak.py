@@ -37,7 +37,7 @@ from typing import Any
 
 import psutil
 from endurance.commands import LIMIT_MEMORY, Command, warm_up
-from endurance.places import CLOCK, Disk, clock_file, library, protected, set_clock
+from endurance.places import CLOCK, JUMPS, Disk, again_with_a_clock, protected, set_clock
 from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
 
@@ -62,7 +62,6 @@ OTHERS = {"term": 10, "ctrl_c": 10, "full": 5, "protected": 5, "read_only": 5, "
 OTHERS |= {"clock": 20}
 """Troubles beside the kills, in a soak of 100 kills; of fewer in proportion."""
 NEEDS_DISK = {"full", "read_only"}
-JUMPS = [86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0]
 GOES_ON = "fedloom resume"
 STARTS = 10
 """Of the Ray cluster, until one succeeds."""
@@ -506,19 +505,6 @@ def surroundings(args: argparse.Namespace) -> Iterator[Callable[[], list[Any]]]:
         yield pool_workers if args.engine == "pool" else list
 
 
-def again_with_a_clock(args: argparse.Namespace) -> None:
-    """Replace this process by one whose clock can jump, where there is a compiler."""
-    folder = args.scratch / args.engine
-    made = library(folder)
-    if CLOCK in os.environ or made is None:
-        return
-    os.environ |= {CLOCK: str(clock_file(folder / "clock")), "LD_PRELOAD": str(made)}
-    os.environ.setdefault("FEDLOOM_CACHE", str(folder / "cache"))
-    namespace = ["unshare", "-n"] if args.engine == "ray" and os.geteuid() == 0 else []
-    words = [*namespace, sys.executable, *sys.argv]
-    os.execvp(words[0], words)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="inline")
@@ -536,7 +522,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))
     args = parser.parse_args()
-    again_with_a_clock(args)
+    namespace = ["unshare", "-n"] if args.engine == "ray" and os.geteuid() == 0 else []
+    again_with_a_clock(args.scratch / args.engine, namespace)
     if args.engine == "ray":
         raise_loopback()
     warm_up(args.engine)

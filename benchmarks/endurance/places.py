@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CLOCK = "FEDLOOM_CLOCK"
+JUMPS = (86400, -86400, 3600 * 24 * 365 * 20, -3600 * 24 * 365 * 30, 1, 0)
+"""Seconds by which a clock may be wrong."""
 BALLAST = "ballast"
 
 
@@ -81,7 +84,19 @@ def protected(*folders: Path) -> Iterator[None]:
             folder.chmod(0o755)
 
 
-def library(folder: Path) -> Path | None:
+def again_with_a_clock(folder: Path, before: Sequence[str] = ()) -> None:
+    """Replace this process by one whose clock can jump, where there is a compiler; `before` are
+    the words of a command that starts others."""
+    made = _library(folder)
+    if CLOCK in os.environ or made is None:
+        return
+    os.environ |= {CLOCK: str(_clock_file(folder / "clock")), "LD_PRELOAD": str(made)}
+    os.environ.setdefault("FEDLOOM_CACHE", str(folder / "cache"))
+    words = [*before, sys.executable, *sys.argv]
+    os.execvp(words[0], words)
+
+
+def _library(folder: Path) -> Path | None:
     """The clock that jumps, compiled; None where there is no compiler."""
     made = folder / "clock.so"
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,7 +110,7 @@ def set_clock(seconds: int) -> None:
         file.write(struct.pack("q", seconds))
 
 
-def clock_file(path: Path) -> Path:
+def _clock_file(path: Path) -> Path:
     """For `set_clock`; right at first."""
     path.write_bytes(struct.pack("q", 0))
     return path

@@ -8,6 +8,7 @@ import logging
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -22,9 +23,9 @@ log = logging.getLogger("fedloom")
 class Registry:
     """What a name in an expression means.
 
-    `package` is imported module by module at the first look-up, so that a new file in the folder
-    is registered by being there. Then come the installed packages that announce something under
-    the entry point `group`. Look-ups ignore case, hyphens and underscores.
+    A new file in the folder of `package` is registered by being there: a look-up imports the file
+    of that name. Where this is not enough it imports all of them, and the installed packages that
+    announce something under the entry point `group`. Look-ups ignore case, hyphens and underscores.
     """
 
     def __init__(self, kind: str, package: str | None = None, group: str | None = None) -> None:
@@ -54,7 +55,8 @@ class Registry:
         return self._entries[self.canonical(name)]
 
     def __contains__(self, name: str) -> bool:
-        self._discover()
+        if not self._is_own(name):
+            self._discover()
         return squash(name) in self._squashed
 
     def __iter__(self) -> Iterator[str]:
@@ -72,6 +74,16 @@ class Registry:
     def build(self, call: Call, **context: Any) -> Any:
         """Call the entry with the call's arguments; `context` fills the arguments it asks for."""
         return build(self.kind, self[call.name], call, **context)
+
+    def _is_own(self, name: str) -> bool:
+        """Does it stand for something of the package, as far as the file of that name tells? Then a
+        plain run does without the time that it takes to import all the others."""
+        if self._package is None or self._discovered:
+            return False
+        if file := _files(self._package).get(squash(name)):
+            importlib.import_module(f"{self._package}.{file}")
+        entry = self._entries.get(self._squashed.get(squash(name), ""))
+        return entry is not None and entry.__module__.startswith(f"{self._package}.")
 
     def _discover(self) -> None:
         """Import what there is, once; a thread that comes meanwhile waits for all of it."""
@@ -143,10 +155,16 @@ def _checked(
     return args, {name: checked(name, value) for name, value in call.kwargs.items()}
 
 
+@cache
+def _files(package: str) -> dict[str, str]:
+    """Modules in its folder, by squashed name."""
+    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
+    return {squash(module.name): module.name for module in modules}
+
+
 def _import_all(package: str) -> None:
-    folder = importlib.import_module(package)
-    for module in pkgutil.iter_modules(folder.__path__):
-        importlib.import_module(f"{package}.{module.name}")
+    for file in _files(package).values():
+        importlib.import_module(f"{package}.{file}")
 
 
 def _origin(entry: Callable[..., Any]) -> tuple[str, str] | int:

@@ -14,7 +14,7 @@ UNUSED = {
     *("fedloom.serving", "fedloom.policy", "fedloom.reproduce", "fedloom.tuning"),
     *("fedloom.advice", "fedloom.verification", "fedloom.deploy.site", "fedloom.runs.adapted"),
     *("fedloom.engines.pool", "fedloom.engines.ray", "fedloom.engines.flower"),
-    "torch._dynamo",
+    *("fedloom.methods.dbe", "fedloom.models.resnet", "torch._dynamo"),
 }
 
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ DEPLOY = "from fedloom.deploy.cli import deploy_app; deploy_app()"
 PERMISSIVE = f"""
 allow = {json.dumps(list(REVELATIONS))}
 least_participants = 1
+most_rounds = 2_000
 """
 """What the sites permit: whatever the tests' runs would reveal."""
 FLOWER_WAITS = Path(__file__).with_name("flower_waits")
@@ -154,10 +156,10 @@ class FederationUnderTest(DeployedFederation):
         """The link goes in this block and comes back; at its end these sites have found it."""
 
         def times_found(name: str) -> int:
-            # A site that was amid an answer reaches the new link and is refused: nobody waits there
-            # for the rest of what the old one had begun to take.
-            log = self.nodes[name].output()
-            return sum(map(log.count, ("Connection successful after", "Giving up reconnection")))
+            # A site that was amid an answer, or a message, reaches the new link and is refused:
+            # nobody waits there for the rest of what the old one had begun to take or to give.
+            found = ("Connection successful after", "Giving up reconnection", "ended meanwhile")
+            return sum(map(self.nodes[name].output().count, found))
 
         before = {name: times_found(name) for name in names}
         yield
@@ -214,6 +216,17 @@ def lapse(project: Project, *names: str) -> None:
             if keys.name_of(key) in names:
                 update = "UPDATE node SET online_until = min(online_until, ?) WHERE node_id = ?"
                 database.execute(update, (time.time(), node))
+
+
+def lapse_apps(project: Project) -> None:
+    """Have the link find the server app silent, as it does a minute after that was killed.
+
+    Sites that were told of a message which it then could not send wait for the rest until then.
+    """
+    database = sqlite3.connect(project.root / "server" / "superlink.db", timeout=LIMIT)
+    with closing(database), database:
+        now = datetime.now(UTC).isoformat(sep=" ")
+        database.execute("UPDATE task SET active_until = ? WHERE active_until IS NOT NULL", (now,))
 
 
 def wait_gone(processes: Sequence[psutil.Process]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import threading
 from collections.abc import Sequence
@@ -149,6 +150,39 @@ def test_a_file_in_the_folder_is_registered_by_being_there(tmp_path, monkeypatch
     assert "one" in made.found
     assert made.found.build(Call("one")) == 1
     assert made.loads == [1]
+
+
+def test_a_look_up_imports_the_file_of_that_name_and_all_where_that_is_not_enough(
+    tmp_path, monkeypatch
+):
+    """A file may hold more than its namesake; what a stranger calls alike is refused as ever."""
+    registry = _folder_of_words(tmp_path, monkeypatch, "namesakes")
+    assert registry["Alpha-Beta"]() == "alpha"
+    assert "namesakes.other" not in sys.modules
+    assert registry["second"]() == "second"
+    assert "namesakes.other" in sys.modules
+
+    registry = _folder_of_words(tmp_path, monkeypatch, "shadowed")
+    registry.add("second", lambda: "a stranger's")
+    with pytest.raises(BadInput, match="two things are called 'second'"):
+        registry["second"]
+
+
+def _folder_of_words(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Registry:
+    """A package with a file `alpha_beta` and another that holds `second`."""
+    register = f"from {name} import registry\n"
+    package = folder / name
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"from fedloom.registry import Registry\nregistry = Registry('thing', '{name}')\n"
+    )
+    words = {"alpha_beta": "alpha_beta(): return 'alpha'", "other": "second(): return 'second'"}
+    for file, definition in words.items():
+        (package / f"{file}.py").write_text(f"{register}@registry\ndef {definition}\n")
+    monkeypatch.syspath_prepend(folder)
+    registry = importlib.import_module(name).registry
+    assert isinstance(registry, Registry)
+    return registry
 
 
 def test_a_broken_file_is_reported_at_every_look_up(tmp_path, monkeypatch):

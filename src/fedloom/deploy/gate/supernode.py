@@ -313,8 +313,9 @@ def _pulled(tree: ObjectTree, pull: Callable[[str], bytes]) -> dict[str, Object]
             raise BadInput(f"the server's message is over {MOST_MESSAGE_BYTES} bytes")
         return content
 
-    # A message is announced before its parts are there; Flower would first wait for a second.
-    return pull_objects(ids, pull_object_fn=bounded, initial_backoff=0.1)
+    # A message is announced before its parts are there. Flower would wait for a second first, and
+    # for ten where the parts never come: until then a node does not see that their run has ended.
+    return pull_objects(ids, pull_object_fn=bounded, initial_backoff=0.1, backoff_cap=1.0)
 
 
 def _taken_out(store: ObjectStore, message_id: str, most: int) -> dict[str, Object]:
