@@ -9,15 +9,17 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.proto.node_pb2 import NodeInfo
 
 from fedloom import polling
 from fedloom.engines import Absent
+from fedloom.engines.content import content_bytes
 from fedloom.engines.flower import engine
 from fedloom.engines.flower.engine import LEEWAY, Line
 from fedloom.engines.flower.in_process import LocalGrid
+from fedloom.engines.message_bundle import bundled
 
 
 class Silent(LocalGrid):
@@ -123,3 +125,35 @@ def test_a_reply_that_flower_cannot_read_costs_its_sender_the_round_alone() -> N
     )
     assert all(isinstance(reply, RecordDict) for reply in replies.values())
     assert sorted(replies) == [1000, 1002]
+
+
+class Padded(LocalGrid):
+    """Node 1001 adds 5,000 bytes to its answer on the way."""
+
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        replies = list(super().pull_messages(message_ids))
+        for reply in replies:
+            if reply.metadata.src_node_id == 1001:
+                reply.content["padding"] = ConfigRecord({"nothing": bytes(5000)})
+        return replies
+
+
+def test_what_arrives_is_counted_as_it_came_also_where_it_is_refused() -> None:
+    """Bytes that a dishonest site adds to its answer have travelled, whatever is made of them."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Any) -> Message:
+        return Message(bundled(RecordDict({"answer": ConfigRecord({"x": 1})})), reply_to=message)
+
+    sizes: dict[int, int] = {}
+    replies = dict(
+        Line(Padded(app, 2), poll=0.01).exchange(
+            MessageType.TRAIN,
+            {1000: RecordDict(), 1001: RecordDict()},
+            arrived=lambda node, bundle: sizes.update({node: content_bytes(bundle)}),
+        )
+    )
+    assert isinstance(replies[1000], RecordDict)
+    assert isinstance(replies[1001], Absent), "it is no bundle"
+    assert sizes[1001] - sizes[1000] > 5000

@@ -83,10 +83,11 @@ class Line:
         contents: dict[int, RecordDict],
         most: float = math.inf,
         sizes: Mapping[int, int] | None = None,
+        arrived: Callable[[int, RecordDict], None] = lambda node, bundle: None,
     ) -> Iterator[tuple[int, RecordDict | Absent]]:
         """Every node's reply to its own message, as they arrive, within `most` seconds; `sizes` has
         the bytes that a node's reply may have, `SMALL` where it has none. `contents` are bundles;
-        what is yielded was opened."""
+        what is yielded was opened, `arrived` gets it as it came."""
         seconds = min(self.deadline, most)
         nodes, ttl = list(contents), seconds + LEEWAY
         end = time.monotonic() + seconds
@@ -112,8 +113,12 @@ class Line:
             for message_id in list(waiting):
                 if (reply := self._pulled(message_id)) is not None:
                     node = waiting.pop(message_id)
-                    content = reply if isinstance(reply, Absent) else _content(reply, limits[node])
-                    yield node, content
+                    if isinstance(reply, Absent):
+                        yield node, reply
+                        continue
+                    if not reply.has_error():
+                        arrived(node, reply.content)
+                    yield node, _content(reply, limits[node])
             if waiting and len(waiting) == before:
                 with timed("waiting"):
                     pauses.pause()
@@ -394,15 +399,16 @@ class Flower(Engine):
                 sizes[node] = self._expected.most_bytes(job) if task == "client" else SMALL
                 if self.traffic is not None:
                     self.traffic.down[job.cid] += content_bytes(contents[node])
-        for node, reply in self.roster.line.exchange(MessageType.TRAIN, contents, sizes=sizes):
-            self._count_up(jobs_of[node].cid, reply)
+
+        def arrived(node: int, bundle: RecordDict) -> None:
+            if self.traffic is not None:
+                with suppress(Exception):  # a dishonest reply can make anything fail
+                    self.traffic.up[jobs_of[node].cid] += content_bytes(bundle)
+
+        line = self.roster.line
+        for node, reply in line.exchange(MessageType.TRAIN, contents, sizes=sizes, arrived=arrived):
             why = self.roster.objection_to(node)
             yield jobs_of[node], _refused(why) if why else reply
-
-    def _count_up(self, cid: int, reply: RecordDict | Absent) -> None:
-        if self.traffic is not None and not isinstance(reply, Absent):
-            with suppress(Exception):  # a dishonest reply can make anything fail that reads it
-                self.traffic.up[cid] += content_bytes(bundled(reply))
 
     def _read_upload(self, job: Job, ask: Ask | None, records: RecordDict) -> tuple[Up, State]:
         """The answer, if it is one that an honest client could give."""
