@@ -220,6 +220,8 @@ def prose(doc: str) -> str:
     """A docstring as Markdown: examples and indented blocks become code."""
     blocks = []
     for block in doc.replace("::\n\n", ":\n\n").split("\n\n"):
+        if block == ":":  # announced what follows, which is code by its indent
+            continue
         if block.lstrip().startswith(">>>"):
             blocks.append(code(cleandoc(block)))
         elif block.startswith("    "):
