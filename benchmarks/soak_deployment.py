@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests" / "deploy"), str(HERE.parent / "tests")]
 
 from endurance.places import JUMPS, Disk, again_with_a_clock, set_clock  # noqa: E402
-from endurance.readings import file_sizes  # noqa: E402
+from endurance.readings import WARM_UP, file_sizes, slope  # noqa: E402
 from soak import RESULTS, Rounds, saved  # noqa: E402
 from trouble import (  # noqa: E402
     A,
@@ -58,6 +58,8 @@ KILLS = ("kill, the server app", "kill, a site's node", "kill, the link")
 TERM = "term, a site's node"
 OF_DISKS = ("full disk of the server", "full disk of a site", "read-only disk of the server")
 OTHERS = (*OF_DISKS, "clock", "memory")
+FEWEST_BLOCKS = 8
+"""Of readings, for a line through them."""
 BETWEEN = 10
 """Rounds between two readings of memory and handles."""
 
@@ -66,6 +68,8 @@ class Reading(NamedTuple):
     """What a process holds, by the rounds that it has seen since it was started."""
 
     process: str
+    start: int
+    """The round in which it was started."""
     age: int
     memory_MB: float
     handles: int
@@ -242,8 +246,9 @@ class Soak:
             if born != child.pid:
                 self.born[name] = born, since = child.pid, done
             process = psutil.Process(child.pid)
-            memory = process.memory_info().rss / 2**20
-            self.readings.append(Reading(name, done - since, memory, process.num_fds()))
+            memory = round(process.memory_info().rss / 2**20, 1)
+            reading = Reading(name, since, done - since, memory, process.num_fds())
+            self.readings.append(reading)
 
 
 def planned(args: argparse.Namespace, chance: random.Random) -> list[tuple[int, str]]:
@@ -303,15 +308,25 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
         "same": same,
         "starts": one.submissions,
         "seconds": round(time.monotonic() - begun),
-        "by_age": {name: by_age(one.readings, name) for name in ("link", A, B)},
+        "grows": grows(one.readings),
+        "readings": one.readings,
         "project": {"files": len(files), "MB": round(sum(files) / 2**20, 1)},
     }
 
 
-def by_age(readings: Sequence[Reading], name: str) -> list[list[float]]:
-    """Of a process that is started again and again: rounds since then, memory in MB, handles."""
-    of_name = [r for r in readings if r.process == name]
-    return [[r.age, round(r.memory_MB, 1), r.handles] for r in of_name]
+def grows(readings: Sequence[Reading]) -> dict[str, Any]:
+    """What link and nodes hold, by the rounds that each has seen since it was last started."""
+    found = {}
+    for name in ("link", A, B):
+        of_process = [r for r in readings if r.process == name]
+        last = [r for r in of_process if r.start == of_process[-1].start]
+        late = [r for r in last if r.age >= WARM_UP * last[-1].age]
+        if len(late) < 2 * FEWEST_BLOCKS:
+            continue
+        ages = [r.age for r in late]
+        found[f"{name}_memory_MB"] = slope(ages, [r.memory_MB for r in late], FEWEST_BLOCKS)
+        found[f"{name}_handles"] = slope(ages, [r.handles for r in late], FEWEST_BLOCKS)
+    return found
 
 
 def main() -> None:

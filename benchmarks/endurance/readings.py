@@ -49,30 +49,33 @@ def reading(
 
 
 def slopes(readings: Sequence[Reading]) -> dict[str, Any]:
-    """Of each quantity: its mean, and by how much it grows in 1,000 rounds, with a 95 % interval.
-
-    Readings that follow each other are alike, so the line is laid through means of blocks, which
-    are nearly independent.
-    """
+    """Of each quantity its mean, and by how much it grows in 1,000 rounds: a 95 % interval, too."""
     late = [r for r in readings if r.round >= WARM_UP * readings[-1].round]
     if len(late) < 2 * BLOCKS:
         return {}
-    found = {}
-    blocks = np.array_split(np.arange(len(late)), BLOCKS)
     rows = [asdict(r) for r in late]
-    t = np.array([np.mean([rows[i]["round"] for i in block]) for block in blocks]) / 1000
-    for name in ("memory_MB", "workers_MB", "handles", "files", "folder_MB"):
-        y = np.array([np.mean([rows[i][name] for i in block]) for block in blocks])
-        line = stats.linregress(t, y)
-        half = 0.0  # of what never changes
-        if y.std():
-            half = float(stats.t.ppf(0.975, BLOCKS - 2)) * float(line.stderr)
-        found[name] = {
-            "mean": round(float(y.mean()), 3),
-            "per_1000_rounds": round(float(line.slope), 4),
-            "interval": [round(float(line.slope) - half, 4), round(float(line.slope) + half, 4)],
-        }
-    return found
+    rounds = [r.round for r in late]
+    names = ("memory_MB", "workers_MB", "handles", "files", "folder_MB")
+    return {name: slope(rounds, [row[name] for row in rows], BLOCKS) for name in names}
+
+
+def slope(rounds: Sequence[int], values: Sequence[float], blocks: int) -> dict[str, Any]:
+    """Of one quantity. Readings that follow each other are alike, so the line is laid through means
+    of blocks, which are nearly independent."""
+    of_block = np.array_split(np.arange(len(rounds)), blocks)
+    t, y = (
+        np.array([np.mean(np.asarray(numbers)[block]) for block in of_block])
+        for numbers in (rounds, values)
+    )
+    line = stats.linregress(t / 1000, y)
+    half = 0.0  # of what never changes
+    if y.std():
+        half = float(stats.t.ppf(0.975, blocks - 2)) * float(line.stderr)
+    return {
+        "mean": round(float(y.mean()), 3),
+        "per_1000_rounds": round(float(line.slope), 4),
+        "interval": [round(float(line.slope) - half, 4), round(float(line.slope) + half, 4)],
+    }
 
 
 def file_sizes(out: Path) -> list[int]:
