@@ -11,18 +11,23 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context, RecordDict
+from flwr.clientapp import ClientApp
+
 from fedloom.audit import AuditLog
+from fedloom.deploy import apps
 from fedloom.deploy.apps import without_traceback
 from fedloom.deploy.guard import requests
 from fedloom.deploy.guard.connections import Connections
 from fedloom.deploy.guard.requests import Guard, Rules
 from fedloom.deploy.guard.serve import _record
 from fedloom.deploy.processes.federation import Run
-from fedloom.deploy.project.folder import Project
+from fedloom.deploy.project.folder import PROJECT, Project
 from fedloom.deploy.project.new import write_project
 from fedloom.deploy.project.schema import Schema
 from fedloom.deploy.server.audit import AUDIT, record_event
-from fedloom.errors import TooFewClients
+from fedloom.engines.flower.in_process import LocalGrid
+from fedloom.errors import OutOfMemory, TooFewClients
 
 SCHEMA = Schema(kind="table", shape=(3,), class_names=("no", "yes"))
 
@@ -76,6 +81,30 @@ def test_a_failed_run_is_told_by_the_servers_own_sentence(tmp_path: Path) -> Non
     assert run.failure() == "0 sites take part"
     (tmp_path / "run.log").write_text("Successfully started run 8\n")
     assert run.failure() == ""
+
+
+def test_a_server_without_memory_says_so_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As every command does. Flower would tell of an unhandled exception, and the log nothing."""
+    project: Project = write_project(tmp_path / "study", ["a", "b"], tls=False, schema=SCHEMA)
+
+    def starved(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("fedloom.deploy.server.run.serve", starved)
+    monkeypatch.setenv(PROJECT, str(project.root))
+    monkeypatch.setattr(apps, "end_with_parent", lambda: None)
+    context = Context(5, 1, {}, RecordDict(), project.config)
+    handlers = apps.log.handlers
+    try:
+        with pytest.raises(OutOfMemory, match="the server app is out of memory; give the machine"):
+            apps.main(LocalGrid(ClientApp(), 1), context)
+    finally:
+        apps.log.handlers = handlers
+    (line,) = AuditLog(project.root / AUDIT).lines()
+    assert line["event"] == "run failed"
+    assert "the server app is out of memory" in line["sentence"]
 
 
 async def nobody(scope: Any, receive: Any, send: Any) -> None:

@@ -16,7 +16,7 @@ from fedloom.deploy.simulation import simulate, simulation_of
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines.flower.node import Node, client_app
-from fedloom.errors import BadInput, FedloomError
+from fedloom.errors import BadInput, FedloomError, naming_lack_of_memory
 
 log = logging.getLogger("fedloom")
 
@@ -67,13 +67,14 @@ def main(grid: Grid, context: Context) -> None:
     logging.getLogger("flwr").addFilter(without_traceback)
     root = Path(os.environ.get(PROJECT, "."))
     try:
-        if isinstance(grid, InMemoryGrid):
-            simulate(grid, context)
-            return
-        project = Project.read(root)
-        keys = PublicKeys(project.keys_folder) if project.link.tls else None
-        settings = Settings.read(context.run_config)
-        serve(grid, settings, project.schema(), keys, project=project.root)
+        with naming_lack_of_memory("the server app"):
+            if isinstance(grid, InMemoryGrid):
+                simulate(grid, context)
+                return
+            project = Project.read(root)
+            keys = PublicKeys(project.keys_folder) if project.link.tls else None
+            settings = Settings.read(context.run_config)
+            serve(grid, settings, project.schema(), keys, project=project.root)
     except FedloomError as e:
         log.error("%s", e)
         if not isinstance(grid, InMemoryGrid):
