@@ -458,6 +458,7 @@ def soak() -> str:
                 str(len(r["lost"])),
                 "yes" if same else "**no**",
                 str(r["rounds_again"]["most"]) if "rounds_again" in r else "",
+                ", ".join(r.get("started_again", [])),
             ]
         )
         for what, line in r.get("grows", {}).items():
@@ -471,6 +472,7 @@ def soak() -> str:
                 ]
             )
     head = ["engine", "rounds", "tried", "lost", "bytes of the run left alone", "most rounds again"]
+    head += ["had to be started again by hand"]
     table = rows(head, body)
     if not grown:
         return table

@@ -16,25 +16,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import psutil
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent / "tests" / "deploy"), str(HERE.parent / "tests")]
 
-from endurance.places import JUMPS, Disk, again_with_a_clock, set_clock  # noqa: E402
+from endurance.places import CLOCK, JUMPS, Disk, again_with_a_clock, set_clock  # noqa: E402
 from endurance.readings import WARM_UP, file_sizes, slope  # noqa: E402
+from sites import with_policy  # noqa: E402
 from soak import RESULTS, Rounds, saved  # noqa: E402
 from trouble import (  # noqa: E402
+    PERMISSIVE,
     A,
     B,
     FederationUnderTest,
@@ -48,7 +50,7 @@ from trouble import (  # noqa: E402
 
 from fedloom.deploy.processes.federation import Run  # noqa: E402
 from fedloom.deploy.project.folder import Project  # noqa: E402
-from helpers import LIMIT  # noqa: E402
+from helpers import LIMIT, wait_until  # noqa: E402
 
 STILL = 15.0
 """Seconds that a trouble lasts."""
@@ -90,6 +92,8 @@ class Disks(NamedTuple):
             Disk.mounted(project.root / "server" / "runs", megabytes=100) as of_server,
             Disk.mounted(site, megabytes=100) as of_site,
         ):
+            if not (of_server.own and of_site.own and CLOCK in os.environ):
+                raise SystemExit("--others needs root, for small disks, and a C compiler")
             yield cls(of_server, of_site)
 
 
@@ -97,7 +101,11 @@ class Soak:
     """One run."""
 
     def __init__(
-        self, federation: FederationUnderTest, rounds: int, disks: Disks, chance: random.Random
+        self,
+        federation: FederationUnderTest,
+        rounds: int,
+        disks: Disks | None,
+        chance: random.Random,
     ) -> None:
         self.federation, self.disks, self.chance = federation, disks, chance
         self.lost: list[str] = []
@@ -124,10 +132,16 @@ class Soak:
             if now != done:
                 done, patience = now, time.monotonic() + LIMIT
             if time.monotonic() > patience:
-                raise SystemExit(f"no round {now + 1} in {LIMIT:g} s: {self.run.child.tail()}")
-            if not self.run.child.alive:
-                self.run = self.submitted()
+                self.lost.append(f"no round {now + 1} in {LIMIT:g} s: {self.run.child.tail()}")
+                self.kill_server_app()
+                done = -1
+            self.see_that_it_runs()
             time.sleep(0.3)
+
+    def see_that_it_runs(self) -> None:
+        """Submit the run again if it has ended."""
+        if not self.run.child.alive:
+            self.run = self.submitted()
 
     def bring_about(self, kind: str) -> None:
         """A trouble, and the end of it."""
@@ -136,12 +150,14 @@ class Soak:
             "kill, the link": self.kill_link,
             "kill, a site's node": self.kill_node,
             "term, a site's node": self.term_node,
-            "full disk of the server": partial(self.fill, self.disks.server),
-            "full disk of a site": partial(self.fill, self.disks.site),
+            "full disk of the server": lambda: self.fill(self.disk("server")),
+            "full disk of a site": lambda: self.fill(self.disk("site")),
             "read-only disk of the server": self.read_only,
             "clock": self.set_clock_wrong,
             "memory": self.starve,
         }
+        self.see_that_it_runs()  # the trouble before may have come in the same round
+        wait_until(lambda: bool(self.federation.find("flwr-serverapp")), LIMIT, pause=0.2)
         happens[kind]()
 
     def kill_server_app(self) -> None:
@@ -175,6 +191,11 @@ class Soak:
         self.federation.down(B)
         self.federation.up(B)
 
+    def disk(self, whose: Literal["server", "site"]) -> Disk:
+        """There are some where disks are to have trouble."""
+        assert self.disks is not None
+        return self.disks.server if whose == "server" else self.disks.site
+
     def fill(self, disk: Disk) -> None:
         """Until nothing goes on, then give the room back."""
         done, still = self.rounds.count(), time.monotonic() + STILL
@@ -191,7 +212,7 @@ class Soak:
     def read_only(self) -> None:
         """The server's disk, for a run that is submitted meanwhile: it ends with a sentence."""
         self.kill_server_app()
-        with self.disks.server.read_only():
+        with self.disk("server").read_only():
             self.run = self.submitted()
             self.run.child.wait(LIMIT)
             if "Read-only file system" not in (told := self.run.failure()):
@@ -257,8 +278,8 @@ def planned(args: argparse.Namespace, chance: random.Random) -> list[tuple[int, 
     kinds = [KILLS[i % len(KILLS)] for i in range(args.kills)] + [TERM] * (args.kills // len(KILLS))
     kinds += OTHERS * args.others
     chance.shuffle(kinds)
-    last = max(1, args.rounds * 4 // 5)
-    return list(zip(sorted(chance.randint(1, last) for _ in kinds), kinds, strict=True))
+    rounds = range(1, max(len(kinds) + 1, args.rounds * 4 // 5))
+    return list(zip(sorted(chance.sample(rounds, len(kinds))), kinds, strict=True))
 
 
 def soak(args: argparse.Namespace) -> dict[str, Any]:
@@ -269,8 +290,12 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         federation = stack.enter_context(federation_under_test(folder))
-        disks = stack.enter_context(Disks.mounted(federation.project))
+        disks = stack.enter_context(Disks.mounted(federation.project)) if args.others else None
         stack.callback(federation.end)  # before the disks go
+        for file in (federation.project.site(A), federation.project.site(B)):
+            file.write_text(
+                with_policy(file.read_text(), f"{PERMISSIVE}\nmost_rounds = {args.rounds}")
+            )
         federation.up(A, B)
         one = Soak(federation, args.rounds, disks, chance)
 
@@ -338,7 +363,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=600, help="end it after so many")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
-    again_with_a_clock(Path(tempfile.gettempdir()) / "soak-clock")
+    if args.others:
+        again_with_a_clock(Path(tempfile.gettempdir()) / "soak-clock")
     found = soak(args)
     print(json.dumps(found))
     saved("deployment" if args.kills else "deployment, others", found, args.results)

@@ -29,6 +29,8 @@ class Disk:
         from a folder beside it."""
         path.mkdir(parents=True, exist_ok=True)
         kept, options = path.with_name("kept"), f"size={megabytes}m"
+        if not kept.exists() and not os.path.ismount(path) and any(path.iterdir()):
+            subprocess.run(["cp", "-a", path, kept], check=True)
         there = os.path.ismount(path)  # of a soak that was killed
         own = there or _did("mount", "-t", "tmpfs", "-o", options, "tmpfs", path)
         disk = cls(path, own)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 from fedloom.argument_types import argument_types, fitted
 from fedloom.errors import BadInput, UnknownName, suggestion
@@ -18,6 +19,8 @@ from fedloom.expression import Call
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger("fedloom")
+_announced: WeakSet[Registry] = WeakSet()
+"""Registries of which installed packages may announce something."""
 
 
 class Registry:
@@ -38,6 +41,8 @@ class Registry:
         self._squashed: dict[str, str] = {}
         self._broken: dict[str, str] = {}
         """What is wrong with an entry point, by the squashed name it announces."""
+        if group is not None:
+            _announced.add(self)
 
     def __call__(self, entry: F) -> F:
         """Decorator: register under `entry.name`, or the lower-case function or class name."""
@@ -67,6 +72,10 @@ class Registry:
         """The registered spelling of a name."""
         if name in self:
             return self._squashed[squash(name)]
+        for registry in tuple(_announced):  # a package may register several kinds of things
+            registry._discover()
+        if name in self:
+            return self._squashed[squash(name)]
         if squash(name) in self._broken:
             raise BadInput(self._broken[squash(name)])
         raise UnknownName(self.kind, name, self._entries)
@@ -80,10 +89,15 @@ class Registry:
         plain run does without the time that it takes to import all the others."""
         if self._package is None or self._discovered:
             return False
-        if file := _files(self._package).get(squash(name)):
-            importlib.import_module(f"{self._package}.{file}")
+        for file in _files(self._package):
+            if squash(file) == squash(name):
+                importlib.import_module(f"{self._package}.{file}")
         entry = self._entries.get(self._squashed.get(squash(name), ""))
-        return entry is not None and entry.__module__.startswith(f"{self._package}.")
+        module = getattr(entry, "__module__", None) or ""
+        if not module.startswith(f"{self._package}."):
+            return False
+        importlib.import_module(module)  # waits for another thread that is just importing it
+        return True
 
     def _discover(self) -> None:
         """Import what there is, once; a thread that comes meanwhile waits for all of it."""
@@ -156,14 +170,14 @@ def _checked(
 
 
 @cache
-def _files(package: str) -> dict[str, str]:
-    """Modules in its folder, by squashed name."""
-    modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
-    return {squash(module.name): module.name for module in modules}
+def _files(package: str) -> tuple[str, ...]:
+    """Names of the modules in its folder."""
+    folder = importlib.import_module(package).__path__
+    return tuple(module.name for module in pkgutil.iter_modules(folder))
 
 
 def _import_all(package: str) -> None:
-    for file in _files(package).values():
+    for file in _files(package):
         importlib.import_module(f"{package}.{file}")
 
 

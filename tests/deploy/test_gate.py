@@ -144,6 +144,19 @@ def test_no_more_rounds_are_answered_than_were_approved(site: GatedSite) -> None
     assert not site.ask(another).error
 
 
+def test_a_repeated_round_is_none_of_the_policy_s_rounds(site: GatedSite) -> None:
+    """A run of as many rounds as the site permits, whose server was killed on the way, comes to its
+    end; another round than these does not count as a repeated one."""
+    site.say("most_rounds = 3")
+    site.approve()
+    orders = [site.order(t=t) for t in (1, 2, 2, 3, 3)]
+    assert not any(site.ask(order).error for order in orders)
+    another = with_other_weights(site.order(t=1))
+    assert "3 different orders were answered, most_rounds = 3" in site.ask(another).error
+    assert site.rules() == ["most_rounds"]
+    assert not site.ask(orders[0]).error
+
+
 def test_what_a_method_does_after_its_last_round_is_answered(site: GatedSite) -> None:
     """SphereFed's calibration is a step of round 4 of 3, and the only one of its kind."""
     site.say('allow = ["class_means", "class_counts"]')

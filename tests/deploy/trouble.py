@@ -56,7 +56,6 @@ DEPLOY = "from fedloom.deploy.cli import deploy_app; deploy_app()"
 PERMISSIVE = f"""
 allow = {json.dumps(list(REVELATIONS))}
 least_participants = 1
-most_rounds = 2_000
 """
 """What the sites permit: whatever the tests' runs would reveal."""
 FLOWER_WAITS = Path(__file__).with_name("flower_waits")

@@ -337,6 +337,17 @@ def test_packages_announce_things_by_entry_points(announced):
     assert build(announced, "builtin") == "ours"
 
 
+def test_a_package_may_register_things_of_another_kind_than_it_announces(tmp_path, monkeypatch):
+    """Its module is imported for whatever name nobody knows, not only for the one it announces."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    announcing, other = Registry("thing", group="fedloom.things"), Registry("colour")
+    monkeypatch.setattr("fedloom.registry.register_colour", other, raising=False)
+    source = "from fedloom.registry import register_colour\n@register_colour\ndef mauve(): ...\n"
+    install(tmp_path, "fedloom_mauve", "mauve = fedloom_mauve", source)
+    assert other.canonical("Mauve") == "mauve"
+    assert list(announcing) == []
+
+
 def test_a_broken_package_is_named_and_breaks_no_other(announced, caplog):
     with caplog.at_level("WARNING", "fedloom"):
         assert "turn" in announced

@@ -26,7 +26,7 @@ from fedloom.deploy.consent.proposal import (
 )
 from fedloom.deploy.gate.bindings import Bindings
 from fedloom.deploy.gate.counters import Counters
-from fedloom.deploy.gate.form import ADMITTED, Assessment, Form, Objection
+from fedloom.deploy.gate.form import ADMITTED, SCORINGS, Assessment, Form, Objection
 from fedloom.deploy.gate.judged import MOST_JUDGED, Judged
 from fedloom.deploy.gate.orders import OrderHead, order_digest, read_order_head
 from fedloom.deploy.gate.replies import Forbidden, checked_answer, checked_error, checked_hello
@@ -231,15 +231,13 @@ class Gate:
             raise self._refused(run, proposal, "order", f"no order of fedloom: {e}") from None
         if fault := _order_fault(order, permitted, site):
             raise self._refused(run, proposal, "order", fault)
+        let_in = LetIn(run, permitted, order, order_digest(records, permitted.data))
         counters = Counters(site.state)
-        served = counters.of(proposal.experiment).orders.get(order.counted_as, 0)
-        if served >= site.policy.most_rounds:
-            sentence = f"{served} orders were served, most_rounds = {site.policy.most_rounds}"
+        if sentence := _past_most_rounds(let_in, counters, site.policy.most_rounds):
             raise self._refused(run, proposal, "most_rounds", sentence)
         others = counters.experiments() - {proposal.experiment}
         for refusal in experiment_refusals(site.policy, len(others)):
             raise self._refused(run, proposal, refusal.rule, refusal.sentence)
-        let_in = LetIn(run, permitted, order, order_digest(records, permitted.data))
         if over := _rounds_over(let_in, counters):
             raise self._refused(run, proposal, "rounds", over)
         try:
@@ -366,6 +364,22 @@ class Gate:
 def _answers_of(order: OrderHead) -> str:
     """The counter of answers to such orders."""
     return f"{order.task} {order.step}"
+
+
+def _past_most_rounds(let_in: LetIn, counters: Counters, most: int) -> str:
+    """Why the policy's rounds of an experiment are over; empty: they are not. A server that was
+    killed asks again for what was answered, which tells nothing new; that has an end, too."""
+    order = let_in.order
+    assert order is not None
+    count = counters.of(let_in.permitted.proposal.experiment)
+    answered = count.answered.get(_answers_of(order), ())
+    served = count.orders.get(order.counted_as, 0)
+    permitted = most * (SCORINGS if order.task == "evaluate" else 1)
+    if len(answered) >= permitted and let_in.digest not in answered:
+        return f"{len(answered)} different orders were answered, most_rounds = {most}"
+    if served >= 2 * permitted:
+        return f"{served} orders were served, repeated ones too, most_rounds = {most}"
+    return ""
 
 
 def _rounds_over(let_in: LetIn, counters: Counters) -> str:

@@ -315,7 +315,14 @@ def _pulled(tree: ObjectTree, pull: Callable[[str], bytes]) -> dict[str, Object]
 
     # A message is announced before its parts are there. Flower would wait for a second first, and
     # for ten where the parts never come: until then a node does not see that their run has ended.
-    return pull_objects(ids, pull_object_fn=bounded, initial_backoff=0.1, backoff_cap=1.0)
+    # How long they may take is a matter of time, not of how often they were asked for.
+    return pull_objects(
+        ids,
+        pull_object_fn=bounded,
+        max_tries_per_object=None,
+        initial_backoff=0.1,
+        backoff_cap=1.0,
+    )
 
 
 def _taken_out(store: ObjectStore, message_id: str, most: int) -> dict[str, Object]:
