@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import FedloomError
-from fedloom.files import jsonable
+from fedloom.files import jsonable, naming_disk
 
 if sys.platform != "win32":  # where two processes must not write at once
     import fcntl
@@ -63,6 +63,10 @@ class AuditLog:
         """Add one line; it is on the disk when this returns."""
         if taken := [key for key in _OWN if key in fields]:
             raise ValueError(f"{taken[0]} is set by the log itself")
+        with naming_disk(self.path):
+            self._append(event, fields)
+
+    def _append(self, event: str, fields: dict[str, Any]) -> None:
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         handle = os.open(self.path, flags, 0o600)

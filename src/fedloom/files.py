@@ -11,13 +11,13 @@ import stat
 import sys
 import time
 import tomllib
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from json import dumps, loads
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from fedloom.errors import BadInput
+from fedloom.errors import BadInput, DiskError
 
 MOST_TEXT = 1 << 30
 """Bytes of the largest JSON, JSON lines or TOML file that is read."""
@@ -147,3 +147,15 @@ def read_toml(path: Path, what: str = "the configuration", hint: str = "") -> di
         raise BadInput(f"cannot read {what} {path} ({e.strerror}){more}") from None
     except (ValueError, RecursionError) as e:  # not UTF-8, no TOML, a number of 5,000 digits
         raise BadInput(f"{path} is not valid TOML ({e})") from None
+
+
+@contextmanager
+def naming_disk(path: Path) -> Iterator[None]:
+    """A disk that refuses what is written inside becomes a sentence that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(
+            f"cannot write {path} ({error.strerror or error}); what was saved before is intact: see"
+            " to the disk"
+        ) from None

@@ -3,6 +3,7 @@ dossier."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -327,6 +328,24 @@ def test_a_log_rotates(tmp_path: Path) -> None:
     assert "line 11" in (tmp_path / "a.log").read_text()
     assert all(p.stat().st_mode & 0o077 == 0 for p in tmp_path.iterdir())
     assert all(p.stat().st_size <= 130 for p in tmp_path.iterdir())
+
+
+def test_a_full_disk_costs_lines_of_the_log_and_not_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = RotatingLog(tmp_path / "a.log")
+    log.write(b"first\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("fedloom.deploy.operations.log_lines.os.write", full)
+        log.write(b"second\n")
+        log.write(b"third\n")
+    log.write(b"fourth\n")
+    log.write(b"fifth\n")
+    lines = [line[21:] for line in (tmp_path / "a.log").read_text().splitlines()]
+    assert lines == ["first", "(2 lines could not be written) fourth", "fifth"]
 
 
 # ---------------------------------------------------------------------- quotas and versions

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.audit import FIRST, AuditError, AuditLog, verify
+from fedloom.errors import DiskError
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_line_that_a_full_disk_cuts_off_is_taken_back(
     write = os.write
     with monkeypatch.context() as patched:
         patched.setattr("fedloom.audit.os.write", lambda to, data: write(to, data[:10]))
-        with pytest.raises(OSError, match="no room"):
+        with pytest.raises(DiskError, match=r"cannot write .*audit.jsonl \(.*no room"):
             log.append("sent", round=5)
     assert verify(log.path).lines == 5
 
@@ -105,7 +106,7 @@ def test_several_processes_write_one_chain(tmp_path: Path) -> None:
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").touch()
     (tmp_path / "audit.jsonl").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="symbolic links"):
+    with pytest.raises(DiskError, match="symbolic links"):
         AuditLog(tmp_path / "audit.jsonl").append("sent")
     assert (tmp_path / "elsewhere").read_bytes() == b""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedloom.deploy.simulation import simulate, simulation_of
 from fedloom.deploy.site.client import SiteData
 from fedloom.deploy.site.config import SiteConfig
 from fedloom.engines.flower.node import Node, client_app
-from fedloom.errors import BadInput, FedloomError, naming_lack_of_memory
+from fedloom.errors import BadInput, DiskError, FedloomError, naming_lack_of_memory
 
 log = logging.getLogger("fedloom")
 
@@ -78,7 +79,8 @@ def main(grid: Grid, context: Context) -> None:
     except FedloomError as e:
         log.error("%s", e)
         if not isinstance(grid, InMemoryGrid):
-            record_event(root, "run failed", run=str(context.run_id), sentence=str(e))
+            with suppress(DiskError):  # which may be what the run failed of
+                record_event(root, "run failed", run=str(context.run_id), sentence=str(e))
         raise  # not as SystemExit, which would end the process before Flower has uploaded its log
 
 

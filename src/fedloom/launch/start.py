@@ -12,7 +12,7 @@ from fedloom.core.method import Method
 from fedloom.core.task import Task
 from fedloom.engines import Engine, make_engine
 from fedloom.errors import BadInput
-from fedloom.files import write_json
+from fedloom.files import naming_disk, write_json
 from fedloom.launch.progress import python_bar
 from fedloom.record import RoundRecord, Summary
 from fedloom.runs.checkpoint import Checkpoints
@@ -20,7 +20,7 @@ from fedloom.runs.config import RunConfig, RunSettings
 from fedloom.runs.experiment import Experiment, Model
 from fedloom.runs.folder import RunFolder, RunPaths
 from fedloom.runs.given import Given, rebuilt
-from fedloom.runs.journal import naming_disk, read_record, read_records
+from fedloom.runs.journal import read_record, read_records
 from fedloom.runs.privacy_account import check_first_round
 from fedloom.runs.result import Result
 from fedloom.runs.runner import Runner

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Self, TypeVar
 
-from fedloom.errors import BadInput, DiskError, RunFolderError
+from fedloom.errors import BadInput, RunFolderError
 from fedloom.files import (
     jsonable,
+    naming_disk,
     open_to_append,
     parse_json,
     read_regular,
@@ -105,18 +106,6 @@ class Journal:
     def _cut(self, to_bytes: int) -> None:
         self._file.truncate(to_bytes)
         self._file.seek(to_bytes)  # appending needs no seek, but `position` does
-
-
-@contextmanager
-def naming_disk(path: Path) -> Iterator[None]:
-    """A disk that refuses what is written inside becomes a sentence that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise DiskError(
-            f"cannot write {path} ({error.strerror or error}); what was saved before is intact: see"
-            " to the disk"
-        ) from None
 
 
 def line_of(record: object) -> bytes:

@@ -29,7 +29,7 @@ from fedloom.deploy.project.certificates import host_names
 from fedloom.deploy.project.folder import Project
 from fedloom.deploy.project.public_keys import PublicKeys
 from fedloom.deploy.server.audit import record_event
-from fedloom.errors import BadInput
+from fedloom.errors import BadInput, DiskError
 
 log = logging.getLogger("fedloom")
 
@@ -87,8 +87,8 @@ def _record(project: Project) -> Record:
         try:
             fields = {"status": status, "example": example, "count": count}
             record_event(project.root, "requests refused", **fields)
-        except OSError as e:
-            log.error("the audit log cannot be written: %s", e)
+        except DiskError as e:
+            log.error("the audit log: %s", e)
 
     return record
 

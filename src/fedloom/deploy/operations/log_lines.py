@@ -68,15 +68,24 @@ class RotatingLog:
             self._out = open_to_append(file, PRIVATE)
         except OSError as e:
             raise BadInput(f"cannot write the log {file} ({e.strerror}); name another") from None
+        self._lost = 0
 
     def write(self, line: bytes) -> None:
-        """One line: time, then what was printed, without colours and control characters."""
+        """One line: time, then what was printed, without colours and control characters. A full
+        disk costs lines, and not the command; the next one that fits says how many."""
         text = _CONTROL.sub(b"?", _COLOURS.sub(b"", line.rstrip(b"\r\n")))
-        if self._out.tell() + len(text) > self.most:
-            self._rotate()
+        if self._lost:
+            text = f"({self._lost} lines could not be written) ".encode() + text
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ ", time.gmtime()).encode()
-        self._out.write(stamp + text + b"\n")
-        self._out.flush()
+        whole = stamp + text + b"\n"
+        try:
+            if self._out.tell() + len(text) > self.most:
+                self._rotate()
+            # Past the buffer, which would keep what the disk refuses and try it again and again.
+            written = os.write(self._out.fileno(), whole)
+        except OSError:
+            written = 0
+        self._lost = 0 if written == len(whole) else self._lost + 1
 
     def _rotate(self) -> None:
         self._out.close()
