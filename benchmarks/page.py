@@ -193,7 +193,7 @@ def advice() -> str:
     ]
     for nodes, size, seconds in cost:
         lines.append(
-            f"- `fedloom deploy`, {nodes} nodes on this machine, {size:.1f} MB up a client:"
+            f"- `fedloom deploy`, {nodes} nodes on this machine, {size:.2f} MB up a client:"
             f" {seconds:.0f} s a round beside the training, so rounds of {19 * seconds / 60:.0f}"
             " min or more."
         )

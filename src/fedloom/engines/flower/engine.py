@@ -258,7 +258,7 @@ class Roster:
 
 @dataclass
 class Traffic:
-    """Bytes of orders and replies that were read, by client, since somebody asked."""
+    """Bytes of orders, and of replies as they arrived, by client, since somebody asked."""
 
     down: Counter[int] = field(default_factory=Counter)
     up: Counter[int] = field(default_factory=Counter)
