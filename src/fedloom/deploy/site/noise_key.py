@@ -26,9 +26,9 @@ def noise_key(state: Path, what: str) -> bytes:
     secret = read_regular(file)
     if len(secret) != BYTES:
         raise BadInput(
-            f"{file} is not a key of {BYTES} bytes; restore it from a backup. Without one,"
-            " remove it when no experiment with privacy is to go on: another key gives a round that is asked"
-            " for again other noise, and two noises hide less"
+            f"{file} is not a key of {BYTES} bytes; restore it from a backup. Without one, remove"
+            " it when no run with privacy is to go on: with another key a round that is asked"
+            " for again gets other noise, and two noises hide less"
         )
     return hmac.digest(secret, what.encode(), sha256)
 
