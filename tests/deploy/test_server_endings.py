@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,9 @@ from fedloom.deploy.project.folder import PROJECT, Project
 from fedloom.deploy.project.new import write_project
 from fedloom.deploy.project.schema import Schema
 from fedloom.deploy.server.audit import AUDIT, record_event
+from fedloom.deploy.server.site_registry import SiteRegistry
 from fedloom.engines.flower.in_process import LocalGrid
-from fedloom.errors import OutOfMemory, TooFewClients
+from fedloom.errors import DiskError, OutOfMemory, TooFewClients
 
 SCHEMA = Schema(kind="table", shape=(3,), class_names=("no", "yes"))
 
@@ -105,6 +107,21 @@ def test_a_server_without_memory_says_so_in_a_sentence(
     (line,) = AuditLog(project.root / AUDIT).lines()
     assert line["event"] == "run failed"
     assert "the server app is out of memory" in line["sentence"]
+
+
+def test_a_disk_that_takes_no_list_of_sites_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A soak found a traceback here, where the disk had become read-only."""
+
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    project: Project = write_project(tmp_path / "study", ["a", "b"], tls=False, schema=SCHEMA)
+    registry = SiteRegistry(tmp_path / "sites.json", project.settings(), SCHEMA)
+    monkeypatch.setattr("fedloom.files.os.open", read_only)
+    with pytest.raises(DiskError, match=r"cannot write .*sites.json \(Read-only file system\)"):
+        registry.write()
 
 
 async def nobody(scope: Any, receive: Any, send: Any) -> None:

@@ -18,7 +18,7 @@ from fedloom.deploy.project.schema import Schema, in_words
 from fedloom.deploy.settings import NAME, Settings
 from fedloom.deploy.versions import check_version
 from fedloom.errors import BadInput, RunFolderError
-from fedloom.files import parse_json, write_json
+from fedloom.files import naming_disk, parse_json, write_json
 from fedloom.plain_text import plain
 from fedloom.runs.config import checked
 from fedloom.runs.encoder import form_of_inputs
@@ -114,8 +114,9 @@ class SiteRegistry:
 
     def write(self) -> None:
         """Write the registry to its file."""
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(self.file, {"sites": self._ids, "schema": self.schema.digest})
+        with naming_disk(self.file):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(self.file, {"sites": self._ids, "schema": self.schema.digest})
         self._written = True
 
     def name(self, cid: int) -> str:
