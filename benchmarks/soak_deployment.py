@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -48,6 +48,7 @@ from trouble import (  # noqa: E402
     without_times,
 )
 
+from fedloom.deploy.processes.children import ChildFailed  # noqa: E402
 from fedloom.deploy.processes.federation import Run  # noqa: E402
 from fedloom.deploy.project.folder import Project  # noqa: E402
 from helpers import LIMIT, wait_until  # noqa: E402
@@ -214,9 +215,12 @@ class Soak:
         self.kill_server_app()
         with self.disk("server").read_only():
             self.run = self.submitted()
-            self.run.child.wait(LIMIT)
+            with suppress(ChildFailed):
+                self.run.child.wait(PATIENCE)
             if "Read-only file system" not in (told := self.run.failure()):
                 self.lost.append(f"read-only disk: {told or self.run.child.tail()}")
+        if self.run.child.alive:
+            self.kill_server_app()
 
     def set_clock_wrong(self) -> None:
         """For all processes, by up to 30 years; for a while, then it is right again."""

@@ -45,7 +45,7 @@ from fedloom.engines.inline import Inline
 from fedloom.engines.lost_state import LostState
 from fedloom.engines.message_bundle import LARGE, LEAST_LARGE, Made, bundled, opened
 from fedloom.engines.zstd_arrays import STYPE
-from fedloom.errors import BadInput, TooFewClients
+from fedloom.errors import BadInput, DiskError, TooFewClients
 from fedloom.launch.start import go_on, start
 from fedloom.record import RoundRecord
 from fedloom.runs.config import RunConfig
@@ -727,6 +727,16 @@ def test_a_refused_site_is_asked_again_when_it_was_started_anew() -> None:
     assert roster.nodes() == {}
     grid.began[7] = "tuesday"
     assert roster.nodes() == {0: 7}
+
+
+def test_a_disk_of_the_server_is_no_fault_of_a_site() -> None:
+    """Or the run would wait for sites that it has turned away itself."""
+
+    def admit(hello: dict[str, Any]) -> int:
+        raise DiskError("cannot write sites.json (Read-only file system)")
+
+    with pytest.raises(DiskError, match="Read-only"):
+        Roster(Line(Nodes(HELLO, {7: 0})), admit).nodes()
 
 
 def test_of_two_nodes_of_one_site_the_one_that_came_last_counts() -> None:

@@ -35,7 +35,7 @@ from fedloom.engines.flower.codec import Order, Task
 from fedloom.engines.flower.expected_upload import ExpectedUpload
 from fedloom.engines.flower.reply_size import SMALL, held_bytes
 from fedloom.engines.message_bundle import Made, bundled, opened
-from fedloom.errors import BadInput, FedloomError, TooFewClients
+from fedloom.errors import BadInput, DiskError, FedloomError, TooFewClients
 from fedloom.plain_text import plain
 from fedloom.polling import Pauses
 from fedloom.reply_limit import write_most_bytes
@@ -240,6 +240,8 @@ class Roster:
                 raise BadInput(hello.why)
             self._check_identity(node, hello)
             client = self.admit(hello)
+        except DiskError:
+            raise  # the server's own trouble, and no site's
         except FedloomError as e:
             self._refused[node] = started
             self._turn_away(node, plain(e), refused=True)
