@@ -140,9 +140,15 @@ class Soak:
             time.sleep(0.3)
 
     def see_that_it_runs(self) -> None:
-        """Submit the run again if it has ended."""
+        """Submit the run again if it has ended, and start nodes that have, as `deploy node` does:
+        one whose requests the link does not believe, by its clock, ends itself."""
         if not self.run.child.alive:
             self.run = self.submitted()
+        for name in (A, B):
+            if not self.federation.nodes[name].alive:
+                self.restarted.append(name)
+                lapse(self.federation.project, name)
+                self.federation.up(name)
 
     def bring_about(self, kind: str) -> None:
         """A trouble, and the end of it."""
@@ -248,16 +254,13 @@ class Soak:
 
     def mend(self) -> None:
         """Do what an operator does: start what has ended, and submit a run again that stands."""
-        f, done = self.federation, self.rounds.count()
-        for name in (A, B):
-            if not f.nodes[name].alive:
-                self.restarted.append(name)
-                lapse(f.project, name)
-        if not f.link.alive:
+        done = self.rounds.count()
+        if not self.federation.link.alive:
             self.restarted.append("link")
-        f.up(A, B)
+            self.federation.up()
         end = time.monotonic() + PATIENCE
         while self.rounds.count() == done and self.run.child.alive and time.monotonic() < end:
+            self.see_that_it_runs()
             time.sleep(0.2)
         if self.rounds.count() == done and self.run.child.alive:
             self.restarted.append("a run that stood")
