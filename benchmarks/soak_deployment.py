@@ -168,8 +168,12 @@ class Soak:
         happens[kind]()
 
     def kill_server_app(self) -> None:
-        """What runs the rounds; the operator submits the run again."""
-        self.federation.kill("flwr-serverapp")
+        """What runs the rounds, and one that is still ending; the run is submitted again."""
+        apps = self.federation.find("flwr-serverapp")
+        for app in apps:
+            with suppress(psutil.NoSuchProcess):
+                app.kill()
+        wait_gone(apps)
         self.run.child.end()
         lapse_apps(self.federation.project)
 
@@ -237,14 +241,11 @@ class Soak:
 
     def starve(self) -> None:
         """The server app gets no more memory than it has."""
-        (process,) = self.federation.find("flwr-serverapp")
-        now = process.memory_info().vms
-        process.rlimit(psutil.RLIMIT_AS, (now, now))
+        for process in self.federation.find("flwr-serverapp"):
+            now = process.memory_info().vms
+            process.rlimit(psutil.RLIMIT_AS, (now, now))
         self.wait_still()
-        if process.is_running():
-            self.federation.kill("flwr-serverapp")
-        self.run.child.end()
-        lapse_apps(self.federation.project)
+        self.kill_server_app()
 
     def wait_still(self) -> None:
         """A while, or until the run has ended."""
@@ -321,7 +322,7 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
         if whole := go_on(args.rounds):
             one.run.wait(LIMIT)
         else:
-            federation.kill("flwr-serverapp")
+            one.kill_server_app()
         records = federation.records(one.run)
         expected = undisturbed(federation.project, one.run, args.rounds)
         same = {
