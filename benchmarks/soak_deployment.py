@@ -342,7 +342,6 @@ def soak(args: argparse.Namespace) -> dict[str, Any]:
         "starts": one.submissions,
         "seconds": round(time.monotonic() - begun),
         "grows": grows(one.readings),
-        "readings": one.readings,
         "project": {"files": len(files), "MB": round(sum(files) / 2**20, 1)},
     }
 
