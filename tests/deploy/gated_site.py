@@ -66,6 +66,10 @@ def assess_here(file: Path, digest: str, with_app: bool) -> Assessment:
     return assess(file, digest, with_app, file.parent / "scratch")
 
 
+class LostMessage(Exception):
+    """The node did not take a message in."""
+
+
 @dataclass(frozen=True)
 class Left:
     """All that left the site in answer to one message."""
@@ -162,8 +166,10 @@ class GatedSite:
         client: Callable[[Message, Context], Message] | None = None,
         spoil: Spoil = lambda records: records,
         meddle: Callable[[Message, dict[str, bytes]], None] = lambda reply, objects: None,
+        confirm: Callable[[int, str], None] = lambda run_id, message_id: None,
     ) -> Left:
-        """Send the site one message; `client` is the app, `spoil` what it does to its answer."""
+        """Send the site one message; `client` is the app, `spoil` what it does to its answer, and
+        `confirm` how the server takes it that the message has come."""
         app = app or self.app
         message = _message(bundled(content or RecordDict()), kind, run_id)
         objects = _objects(message)
@@ -178,10 +184,11 @@ class GatedSite:
             get_run=lambda _: run,
             get_fab=lambda *_: Fab(app.sha256, app.content, {}),
             pull_object=lambda _, object_id: lie(object_id, objects[object_id]),
-            confirm_message_received=lambda *_: None,
+            confirm_message_received=confirm,
             trusted_entities=None,
         )
-        assert taken == run_id, "the message was lost"
+        if taken is None:
+            raise LostMessage
         if self.node._let_in:
             self._answer(client or honest(content), spoil, meddle)
         return self.push()

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import Array, MessageType, RecordDict
-from gated_site import OTHER, SITE, GatedSite, assess_here, gated_site
+from flwr.supercore.run import RunNotRunningException
+from gated_site import OTHER, SITE, GatedSite, LostMessage, assess_here, gated_site
 
 from fedloom.audit import verify
 from fedloom.core.message import Plan
@@ -378,3 +379,21 @@ def test_other_sites_answers_are_none_of_this_one(site: GatedSite) -> None:
     site.approve()
     assert "client 1 is not this site" in site.ask(site.order(cid=1)).error
     assert OTHER in site.project.settings().sites
+
+
+@pytest.mark.parametrize("why", [RunNotRunningException(), ConnectionError("no link")])
+def test_a_run_that_ends_while_its_message_comes_leaves_nothing_behind(
+    site: GatedSite, why: BaseException
+) -> None:
+    """Flower raises amid its own function, which left a message for an app to answer: every later
+    answer was then taken for that to the message before, and none was sent any more."""
+
+    def ended(run_id: int, message_id: str) -> None:
+        raise why
+
+    site.approve()
+    with pytest.raises(LostMessage):
+        site.ask(site.order(), confirm=ended)
+    assert not site.state.get_messages_legacy()
+    assert not site.state.get_tasks()
+    assert not site.ask(site.order(t=2)).error

@@ -314,6 +314,17 @@ def test_an_answer_to_no_message_is_dropped(site: GatedSite) -> None:
     assert site.rules()[-1] == "answer"
 
 
+def test_a_second_answer_does_not_stand_in_for_the_next(site: GatedSite) -> None:
+    """It lies there when the next message comes, whose own answer is waited for all the same."""
+    site.ask(site.order())
+    reply = site.sent[-1][0]
+    site.hand_over(Message(RecordDict({"notes": ConfigRecord({"note": TEXT})}), reply_to=reply))
+    for t in (2, 3):
+        left = site.ask(site.order(t=t))
+        assert not left.error
+        assert TEXT.encode() not in left.bytes
+
+
 def test_bytes_are_counted_in_a_round_and_in_all(tmp_path: Path) -> None:
     """What would be too much is refused beforehand; what has become too much, when it leaves."""
     with (

@@ -126,7 +126,7 @@ class GatedNode:
             self.gate.record_failure(message.metadata.run_id, e)
             self._refuse(message, FAILED)
         else:
-            return self._hand_over(flower)
+            return self._hand_over(message, flower)
         return int(message.metadata.run_id)
 
     def _received(self, receive: Callable[[], Announced | None]) -> Announced | None:
@@ -174,9 +174,23 @@ class GatedNode:
         self._set_fresh_context(known, permitted, flower)
         self._let_in = {message.metadata.message_id: (message, let_in)}
 
-    def _hand_over(self, flower: dict[str, Any]) -> int | None:
-        """Flower's own function, with what the gate has looked at."""
-        run_id: int | None = self._pull(**flower)
+    def _hand_over(self, message: Message, flower: dict[str, Any]) -> int | None:
+        """Flower's own function, with what the gate has looked at.
+
+        The server is told first that the message is here, and not last as by Flower: where the run
+        has ended meanwhile, Flower would stop half-way, and an app would answer what no one waits
+        for.
+        """
+        run_id: int | None = None
+        try:
+            flower["confirm_message_received"](message.metadata.run_id, message.metadata.message_id)
+        except RunNotRunningException:
+            log.info("run %d ended meanwhile", message.metadata.run_id)
+        except Exception as e:
+            log.error("the server could not be told that its message is here: %s", e)
+        else:
+            flower["confirm_message_received"] = lambda *_: None
+            run_id = self._pull(**flower)
         if run_id is None:
             self._let_in.clear()
         return run_id
@@ -225,11 +239,16 @@ class GatedNode:
             _send(refusal, 0.0, flower)
         if refusals:
             return
-        state, store = flower["state"], flower["object_store"]
+        self._push_replies(flower)
         pauses = Pauses()
-        while not (replies := state.get_messages_legacy(is_reply=True)):
+        while self._let_in:  # whatever else an app has answered
             pauses.pause()
-        for reply in replies:
+            self._push_replies(flower)
+
+    def _push_replies(self, flower: dict[str, Any]) -> None:
+        """Of those that apps have handed over."""
+        state, store = flower["state"], flower["object_store"]
+        for reply in state.get_messages_legacy(is_reply=True):
             try:
                 self._push(reply, flower)
             finally:
