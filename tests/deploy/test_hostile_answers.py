@@ -314,8 +314,17 @@ def test_an_answer_to_no_message_is_dropped(site: GatedSite) -> None:
     assert site.rules()[-1] == "answer"
 
 
-def test_a_second_answer_does_not_stand_in_for_the_next(site: GatedSite) -> None:
-    """It lies there when the next message comes, whose own answer is waited for all the same."""
+def test_a_second_answer_does_not_stand_in_for_the_next(
+    site: GatedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies there when the next message comes, whose own answer, which comes later, is waited
+    for all the same."""
+    every = site.state.get_messages_legacy
+    monkeypatch.setattr(
+        site.state,
+        "get_messages_legacy",
+        lambda is_reply, limit=1: every(is_reply=is_reply, limit=limit),
+    )
     site.ask(site.order())
     reply = site.sent[-1][0]
     site.hand_over(Message(RecordDict({"notes": ConfigRecord({"note": TEXT})}), reply_to=reply))
