@@ -333,6 +333,7 @@ ORDER = (
     SECURE,
     "noise 0.01",
     "noise 0.1",
+    "example noise 0.5",
 )
 
 
