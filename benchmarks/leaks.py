@@ -58,6 +58,7 @@ DEFENCES: Mapping[str, Mapping[str, Any]] = {
     "BatchNorm": {**PLAIN, "norm": "batch"},
     "noise 0.01": {**PLAIN, "privacy": "client(clip=1.0, noise=0.01)"},
     "five epochs": {**PLAIN, "epochs": 5},
+    "example noise 0.5": {**PLAIN, "privacy": "example(clip=1.0, noise=0.5)"},
 }
 SECURE = "secure aggregation"
 """Of the runs with least batch and steps: the same uploads, of which the server sees the mean."""

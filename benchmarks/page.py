@@ -333,6 +333,7 @@ ORDER = (
     SECURE,
     "noise 0.01",
     "noise 0.1",
+    "example noise 0.5",
 )
 
 
@@ -497,6 +498,15 @@ def fuzz() -> str:
     return rows(["input", "tried", "of them refused", "held", "lost"], body)
 
 
+def fuzz_guided() -> str:
+    """Inputs by target, led by what they reach."""
+    body = [
+        [name, str(r["seconds"]), f"{r['tried']:,}", f"{r['refused']:,}", str(r["lost"])]
+        for name, r in read("fuzz_guided")["targets"].items()
+    ]
+    return rows(["input", "seconds", "tried", "of them refused", "lost"], body)
+
+
 def secure() -> str:
     """Runs as they are and masked."""
     body = []
@@ -568,7 +578,7 @@ PLACES = {
     "leaks.md": {"leaks": leaks},
     "privacy.md": {"privacy": privacy, "dbe_noise": dbe_noise},
     "advise.md": {"advised": advised},
-    "reliability.md": {"hostile": hostile, "soak": soak, "fuzz": fuzz},
+    "reliability.md": {"hostile": hostile, "soak": soak, "fuzz": fuzz, "fuzz_guided": fuzz_guided},
     "uploads.md": {"uploads": uploads},
     "secure-aggregation.md": {"secure": secure, "shares": secure_shares},
     "encoders.md": {"encoder": encoder},

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from endurance.commands import LIMIT_MEMORY, Command, warm_up
+from endurance.commands import LIMIT_MEMORY, Command, Hold, warm_up
 from endurance.places import CLOCK, JUMPS, Disk, again_with_a_clock, protected, set_clock
 from endurance.readings import Reading, file_sizes, reading, slopes
 from filelock import FileLock
@@ -69,6 +69,8 @@ AT_START = Path(__file__).parent / "endurance" / "at_start"
 """What Python processes of the Ray cluster import when they start."""
 OF_RAY = re.compile(r"\[[-0-9]+ [:,0-9]+ [A-Z] \d+ \d+\] \w+\.cc:\d+: |\S*\(raylet\)")
 """A line of Ray itself, which tells that there is no network, or that one of its workers died."""
+MORE = 2
+"""Rounds that a run has to do to show that it goes on."""
 UNFELT = 50
 """Rounds after which a limit of memory has no effect: what was freed before suffices."""
 
@@ -128,6 +130,10 @@ class Soak:
         self.engine, self.rounds, self.kills = args.engine, args.rounds, args.kills
         self.minutes, self.disk, self.workers = args.minutes, disk, workers
         self.patience: float = args.patience
+        self.late: float = args.late
+        self.last = self.rounds - min(30, self.rounds // 4)
+        """The latest round at which there is trouble."""
+        self.hold = Hold(self.last + MORE)
         self.out = disk.path / "run"
         self.folder: Path = args.scratch / args.engine
         self.file = self.folder / "course.json"
@@ -145,7 +151,7 @@ class Soak:
         kinds = [k for k in kinds if self.disk.own or k not in NEEDS_DISK]
         kinds = [k for k in kinds if k != "clock" or CLOCK in os.environ]
         rng.shuffle(kinds)
-        at = sorted(rng.randint(1, self.rounds - min(30, self.rounds // 4)) for _ in kinds)
+        at = sorted(rng.randint(1, self.last) for _ in kinds)
         return list(zip(at, kinds, strict=True))
 
     def words(self, out: Path) -> list[str | Path]:
@@ -192,13 +198,14 @@ class Soak:
         end = begun + self.minutes * 60
         while self.course.troubles < len(self.planned) and time.monotonic() < end:
             at, kind = self.planned[self.course.troubles]
+            self.hold.again()
             command = self.command = self.command or self._started()
             if not self._reached(command, rounds, at, at_work=kind != "kill"):
                 self._loses(kind, f"it ended before round {at}: {command.said()}")
                 self.command = None
                 self.course.troubles += 1
                 continue
-            time.sleep(self.chance.random() * 0.05)
+            time.sleep(self.chance.random() * self.late)
             done = rounds.count()
             self.course.tries(kind)
             ended = getattr(self, f"_{kind}")(command, rounds)
@@ -210,6 +217,7 @@ class Soak:
             self.course.troubles += 1
             self.course.seconds = before + time.monotonic() - begun
             write_json(self.file, asdict(self.course))
+        self.hold.let_go()
         command = self.command = self.command or self._started()
         if command.wait(max(1.0, end - time.monotonic())) is None:  # the next soak goes on
             command.signal(signal.SIGTERM)
@@ -221,7 +229,7 @@ class Soak:
 
     def _started(self) -> Command:
         self.course.files.append(len(file_sizes(self.out)))
-        return Command(self.words(self.out), self.log)
+        return Command(self.words(self.out), self.log, self.hold)
 
     def _reached(self, command: Command, rounds: Rounds, at: int, at_work: bool) -> bool:
         """Whether a round is done; a kill may also hit the start of the command."""
@@ -257,7 +265,9 @@ class Soak:
                 process.kill()
 
     def _ends(self, command: Command, kind: str, code: int, *sentence: str) -> bool:
-        """It has to end with this code, and say no more than one sentence that has these words."""
+        """The trouble is there: the command has to end with this code, and to say no more than one
+        sentence that has these words."""
+        self.hold.let_go()
         if command.wait(self.patience) is None:
             command.kill()
             self._loses(kind, "it hung")
@@ -292,6 +302,8 @@ class Soak:
 
     def _full(self, command: Command, rounds: Rounds) -> bool:
         try:
+            self.disk.fill()
+            self.hold.let_go()
             while command.poll() is None:  # it also gives room back, where it drops a checkpoint
                 self.disk.fill()
                 time.sleep(0.005)
@@ -307,7 +319,7 @@ class Soak:
     def _read_only(self, command: Command, rounds: Rounds) -> bool:
         command.kill()
         with self.disk.read_only():
-            tried = Command(self.words(self.out), self.log)
+            tried = Command(self.words(self.out), self.log, self.hold)
             return self._ends(tried, "read_only", 1, "fedloom: ", "Read-only file system")
 
     def _clock(self, command: Command, rounds: Rounds) -> bool:
@@ -320,6 +332,7 @@ class Soak:
         hungry = self.workers() or [command.process]
         for process in hungry:
             process.send_signal(LIMIT_MEMORY)
+        self.hold.let_go()
         start = rounds.count()
         while command.poll() is None and rounds.count() < start + UNFELT:
             if self.engine == "ray" and not any(psutil.pid_exists(p.pid) for p in hungry):
@@ -337,8 +350,8 @@ class Soak:
 
     def _goes_on(self, command: Command, rounds: Rounds, kind: str) -> bool:
         """Some more rounds without a resume; true where it ended, which it must not."""
-        start, end = rounds.count(), time.monotonic() + self.patience
-        while rounds.count() < min(start + 2, self.rounds) and command.poll() is None:
+        enough, end = rounds.count() + MORE, time.monotonic() + self.patience
+        while rounds.count() < min(enough, self.hold.rounds) and command.poll() is None:
             if time.monotonic() > end:
                 command.kill()
             time.sleep(0.005)
@@ -518,6 +531,12 @@ def main() -> None:
         type=float,
         default=300,
         help="seconds after which what is waited for hangs; raise it on a busy machine",
+    )
+    parser.add_argument(
+        "--late",
+        type=float,
+        default=0.05,
+        help="a trouble comes so many seconds after its round at the most",
     )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--scratch", type=Path, default=Path("/tmp/fedloom-soak"))

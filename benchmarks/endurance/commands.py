@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import mmap
 import multiprocessing
 import os
 import resource
@@ -34,11 +35,42 @@ LEFT, PIECE = 1 << 20, 1 << 13
 """Bytes that a process with little memory has, and the most that it has in one place."""
 
 
+class Hold:
+    """Lets commands do so many rounds and no more until `let_go`, however fast they are: trouble
+    that is still to come must find the run at work. It is memory that is shared with them."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self._holds = mmap.mmap(-1, 1)
+        self.again()
+
+    def again(self) -> None:
+        """From now on."""
+        self._holds[0] = True
+
+    def let_go(self) -> None:
+        """Until `again`."""
+        self._holds[0] = False
+
+    def bind(self) -> None:
+        """In a command's process."""
+        from fedloom.runs.runner import Runner
+
+        step = Runner._step
+
+        def step_when_let(runner: Runner, plan: Any) -> None:
+            while self._holds[0] and runner.done >= self.rounds:
+                time.sleep(0.002)
+            step(runner, plan)
+
+        Runner._step = step_when_let  # type: ignore[method-assign]
+
+
 class Command:
     """A `fedloom ...` that runs, or has run, in a session of its own."""
 
-    def __init__(self, words: Sequence[str | Path], log: Path) -> None:
-        self.words, self.log = list(map(str, words)), log
+    def __init__(self, words: Sequence[str | Path], log: Path, hold: Hold | None = None) -> None:
+        self.words, self.log, self.hold = list(map(str, words)), log, hold
         self.code: int | None = None
         """Negative: the signal that ended it."""
         log.unlink(missing_ok=True)
@@ -89,6 +121,8 @@ class Command:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(LIMIT_MEMORY, limit_memory)
             _drop_privileges()
+            if self.hold is not None:
+                self.hold.bind()
             sys.argv = ["fedloom", *self.words]
             from fedloom.cli import main
 

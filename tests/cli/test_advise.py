@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,20 @@ def test_who_loses_by_taking_part_is_named() -> None:
     lost = losers([together, alone], "fedavg", ["Berlin", "Lyon", "Turin"], metric("accuracy"))
     assert [(one.client, one.clear) for one in lost] == [("Berlin", True), ("Turin", False)]
     assert losers([alone, together], "local", ["Berlin", "Lyon", "Turin"], metric("accuracy")) == []
+
+
+@pytest.mark.parametrize(
+    ("best", "said"),
+    [("local", "nothing that was tried is better"), ("fedavg", "More than 2 seeds (--seeds) may")],
+)
+def test_an_advice_to_train_alone_claims_no_more_than_was_shown(best: str, said: str) -> None:
+    from fedloom.advice.terminal import _on_losers
+
+    evidence = SimpleNamespace(best=best, seeds=2)
+    (sentence,) = _on_losers(
+        SimpleNamespace(method="local", metric="accuracy", evidence=evidence)  # type: ignore[arg-type]
+    )
+    assert said in sentence
 
 
 def test_the_command_says_what_and_why_and_how_to_train(tmp_path: Path) -> None:

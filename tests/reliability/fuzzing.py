@@ -206,6 +206,23 @@ def workshop(root: Path) -> Iterator[Path]:
 # ---------------------------------------------------------------------- damage
 
 
+class FromBytes(random.Random):
+    """Draws what bytes say, and zeros when they are used up. Whoever changes the bytes, as a fuzzer
+    does that is led by the code it reaches, changes the input; the same bytes make the same one."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data = io.BytesIO(data)
+
+    def getrandbits(self, k: int, /) -> int:
+        size = -(-k // 8)
+        drawn = int.from_bytes(self._data.read(size).ljust(size, b"\0"), "big")
+        return drawn & ((1 << k) - 1)
+
+    def random(self) -> float:
+        return self.getrandbits(53) / (1 << 53)
+
+
 def altered_text(rng: random.Random, text: str) -> str:
     """With up to three pieces put in, taken out, replaced or doubled."""
     for _ in range(rng.randint(1, 3)):

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 
 import pytest
-from fuzzing import CANARY, TARGETS, Forbidden, Hangs, attempt, workshop
+from fuzzing import CANARY, TARGETS, Forbidden, FromBytes, Hangs, attempt, workshop
 
 from fedloom.errors import BadInput
 
@@ -32,6 +32,18 @@ def test_random_damage(name: str, tmp_path: Path) -> None:
             call, shown = make(rng)
             refused += not attempt(call, shown, folder)
     assert refused
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\1\2", bytes(range(256)), b"\xff" * 400])
+def test_an_input_follows_from_bytes_alone(data: bytes, tmp_path: Path) -> None:
+    """As `benchmarks/fuzz_guided.py` makes them."""
+    with workshop(tmp_path) as folder:
+        make = TARGETS["expressions"][0](folder)
+        (call, shown), (_, again) = make(FromBytes(data)), make(FromBytes(data))
+        assert shown == again
+        attempt(call, shown, folder)
+    assert 3 <= FromBytes(data).randint(3, 7) <= 7
+    assert 0 <= FromBytes(data).random() < 1
 
 
 # ---------------------------------------------------------------------- does the watch notice?

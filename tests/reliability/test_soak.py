@@ -21,9 +21,12 @@ pytestmark = [
 
 
 def test_a_run_with_every_trouble_is_the_run_without(tmp_path: Path) -> None:
-    """The disk is full and read-only only where the test may mount one of its own."""
+    """The disk is full and read-only only where the test may mount one of its own.
+
+    Trouble comes late, as on a machine that is quick at rounds: it must find the run at work.
+    """
     results = tmp_path / "soak.json"
-    words = ["--rounds", "40", "--kills", "2", "--seed", "1"]
+    words = ["--rounds", "40", "--kills", "2", "--seed", "1", "--late", "1"]
     words += ["--scratch", str(tmp_path / "scratch"), "--results", str(results)]
     done = subprocess.run(
         [sys.executable, SOAK, *words],

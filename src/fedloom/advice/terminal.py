@@ -159,7 +159,7 @@ def _number(of: Metric, value: float) -> str:
 def _on_losers(advice: Advice) -> Iterator[str]:
     of = metric(advice.metric)
     if advice.method == LOCAL:
-        yield "Nobody has to take part: training alone is as good as anything that was tried."
+        yield _on_training_alone(advice)
         return
     if not advice.losers:
         yield "No client does better alone on its test rows."
@@ -172,4 +172,13 @@ def _on_losers(advice: Advice) -> Iterator[str]:
     clients = len(advice.checked.clients)
     yield (
         f"Better off alone on their test rows, {len(shown)} of {clients} clients: {named(shown)}."
+    )
+
+
+def _on_training_alone(advice: Advice) -> str:
+    if advice.evidence.best == LOCAL:
+        return "Nobody has to take part: nothing that was tried is better than training alone."
+    return (
+        "Nobody has to take part, as far as this shows: nothing that was tried is clearly better"
+        f" than training alone. More than {advice.evidence.seeds} seeds (--seeds) may show more."
     )

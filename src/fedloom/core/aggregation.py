@@ -101,7 +101,8 @@ class _Kept:
         self._uploads: list[Upload] = []
 
     def fold(self, tree: Mapping[str, Tensor], weight: float) -> None:
-        if weight > 0 and all(value.isfinite().all() for value in tree.values()):
+        # A slice may have no tensors: the model of a method that shares none of it.
+        if weight > 0 and tree and all(value.isfinite().all() for value in tree.values()):
             self._uploads.append(Upload(dict(tree), weight))
 
     def mean(self) -> Tree:
