@@ -139,7 +139,7 @@ def place(name: str, fair: FairTable) -> str:
     measured = any(cell != NOTHING for line in lines for cell in line[3:])
     about = (
         "Accuracy in percent after the same tuning effort for every method, and the mean rank over"
-        " all data sets; a dash is not measured yet."
+        " the data sets that are measured whole; a dash is not measured yet."
         if measured
         else "Not measured yet."
     )

@@ -29,7 +29,7 @@ assert set(SHOWN) <= set(PROTOCOLS)
 
 @dataclass(frozen=True)
 class Standing:
-    """The rows that every data set has measured in full, ranked over all of them."""
+    """All rows, ranked over the data sets on which all are measured."""
 
     names: tuple[str, ...]
     """Best mean rank first."""
@@ -40,20 +40,25 @@ class Standing:
 
     @classmethod
     def of(cls, rows: Rows, results: Results) -> Standing | None:
-        """None while fewer than three rows are measured on every data set."""
-        names = [
-            name
-            for name in rows.methods
-            if all(complete(by_row.get(name), rows) for by_row in results.values())
-        ]
-        if len(names) < 3 or len(results) < 2:
+        """None while fewer than two data sets are measured whole."""
+        names, whole = list(rows.methods), measured_whole(rows, results)
+        if len(names) < 3 or len(whole) < 2:
             return None
-        scores = [[score(by_row[name]) for name in names] for by_row in results.values()]
+        scores = [[score(by_row[name]) for name in names] for by_row in whole]
         ranking = friedman(scores)
         mean_rank = dict(zip(names, ranking.mean_ranks, strict=True))
         ordered = sorted(names, key=lambda name: mean_rank[name])
         alike = [names[place] for place in ranking.alike_with_best()]
         return cls(tuple(ordered), ranking, mean_rank, tuple(alike))
+
+
+def measured_whole(rows: Rows, results: Results) -> list[Mapping[str, Measured]]:
+    """The results of the data sets on which every row is measured with every seed."""
+    return [
+        by_row
+        for by_row in results.values()
+        if all(complete(by_row.get(name), rows) for name in rows.methods)
+    ]
 
 
 def score(measured: Measured) -> float:
@@ -123,7 +128,7 @@ def how_much(rows: Rows, results: Results) -> str:
         return f"All {wanted} pairs of a method and a data set are measured."
     return (
         f"**{measured} of {wanted} pairs of a method and a data set are measured so far**; a dash"
-        " is one that is not, and mean ranks are over the rows that all data sets have."
+        " is one that is not, and mean ranks are over the data sets on which all rows are measured."
     )
 
 
@@ -133,11 +138,9 @@ def how_much(rows: Rows, results: Results) -> str:
 def over_all(
     rows: Rows, data_sets: Sequence[DataSet], results: Results, standing: Standing | None
 ) -> str:
-    """One line for every row, the best mean rank first; rows without one as they are listed."""
-    ranked = standing.names if standing is not None else ()
-    rest = [name for name in rows.methods if name not in ranked]
+    """One line for every row, the best mean rank first; without one as they are listed."""
     lines = []
-    for name in [*ranked, *rest]:
+    for name in rows.methods if standing is None else standing.names:
         rank = NOTHING if standing is None else number(standing.mean_rank.get(name), 1)
         lines.append([name, rank, *(accuracy(results[d.name].get(name)) for d in data_sets)])
     return markdown(["method", "mean rank", *(f"{d.short} %" for d in data_sets)], lines)
@@ -234,8 +237,10 @@ def protocol_ranks(rows: Rows, results: Results) -> dict[str, list[float | None]
 
 
 def mean_ranks(rows: Rows, results: Results, protocol: str) -> dict[str, float]:
-    """Of the rows that are judged by a protocol on every data set."""
-    columns = [_judged(by_row, protocol) for by_row in results.values()]
+    """Of the rows that are judged by a protocol on every data set that is measured whole."""
+    columns = [_judged(by_row, protocol) for by_row in measured_whole(rows, results)]
+    if len(columns) < 2:
+        return {}
     judged = [name for name in rows.methods if all(name in column for column in columns)]
     if not judged:
         return {}

@@ -224,15 +224,21 @@ def test_mean_and_interval_by_hand(table: ModuleType) -> None:
     assert table.table_page.accuracy(measured) == "90.0 ± 24.8"
 
 
-def test_ranks_are_over_rows_that_all_data_sets_have(table: ModuleType) -> None:
-    plain = {name: table.Row(name, "fedavg", False) for name in ("A", "B", "C", "D")}
+def test_ranks_are_over_data_sets_that_are_measured_whole(table: ModuleType) -> None:
+    """The third lacks a seed of one row, which alone would turn the order round."""
+    plain = {name: table.Row(name, "fedavg", False) for name in ("A", "B", "C")}
     rows = table.Rows(16, (0, 1), plain)
-    full = {name: row(table, s, s) for name, s in (("A", 0.7), ("B", 0.9), ("C", 0.8))}
-    results = {"x": {**full, "D": row(table, 0.95, 0.95)}, "y": {**full, "D": row(table, 0.99)}}
+    one, other = (
+        {name: row(table, s, s, dbe=s) for name, s in zip("ABC", scores, strict=True)}
+        for scores in ((0.7, 0.9, 0.8), (0.7, 0.8, 0.9))
+    )
+    results = {"x": one, "y": other, "z": {**other, "A": row(table, 0.99, dbe=0.99)}}
     standing = table.table_page.Standing.of(rows, results)
-    assert standing.names == ("B", "C", "A")
-    assert standing.mean_rank == {"B": 1.0, "C": 2.0, "A": 3.0}
-    assert table.table_page.how_much(rows, results).startswith("**7 of 8 pairs")
+    assert standing.mean_rank == {"B": 1.5, "C": 1.5, "A": 3.0}
+    assert standing.names[-1] == "A"
+    assert table.table_page.mean_ranks(rows, results, "dbe") == standing.mean_rank
+    assert table.table_page.how_much(rows, results).startswith("**8 of 9 pairs")
+    assert table.table_page.Standing.of(rows, {"x": one, "z": results["z"]}) is None
 
 
 def test_a_row_that_broke_down_is_ranked_last(table: ModuleType) -> None:
