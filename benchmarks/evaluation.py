@@ -137,7 +137,8 @@ def in_turns(name: str, roots: dict[str, Path], turns: int) -> dict[str, Any]:
     for turn in range(turns + 1):
         for way in list(servers)[:: 1 if turn % 2 else -1]:
             to, back = servers[way].stdin, servers[way].stdout
-            assert to is not None and back is not None
+            assert to is not None
+            assert back is not None
             to.write("go\n")
             to.flush()
             readings[way].append(json.loads(back.readline()))

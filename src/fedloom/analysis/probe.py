@@ -51,11 +51,11 @@ def whitened(x: Tensor, pool: int, by: Whitening) -> Tensor:
         raise UnknownName("whitening", by, ["scalar", "dimension"])
     known = x[:pool]
     over = (0,) if by == "dimension" else (0, 1)
-    mean = known.mean(over)
+    mean, largest = known.mean(over), torch.linalg.vector_norm(known, torch.inf, over)
     moved = x - mean
-    spread = moved[:pool].square().mean(over).sqrt()
-    varies = spread > CONSTANT * torch.maximum(known.amax(over), -known.amin(over))
-    return moved.div_(torch.where(varies, spread, 1.0))
+    count = known.numel() / mean.numel()
+    spread = torch.linalg.vector_norm(moved[:pool], dim=over) / count**0.5
+    return moved.div_(torch.where(spread > CONSTANT * largest, spread, 1.0))
 
 
 def positive(**settings: float) -> None:

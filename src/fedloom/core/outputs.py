@@ -48,7 +48,8 @@ def rows_per_prediction(net: Net) -> int:
 
     >>> from torch import nn
     >>> wide = nn.Sequential(nn.Linear(4, 20_000), nn.Linear(20_000, 3))
-    >>> [rows_per_prediction(Net((4,), body=b, head=nn.Linear(3, 2))) for b in (nn.Linear(4, 3), wide)]
+    >>> nets = [Net((4,), body=body, head=nn.Linear(3, 2)) for body in (nn.Linear(4, 3), wide)]
+    >>> [rows_per_prediction(net) for net in nets]
     [512, 128]
     """
     if any(map(net.draws, net.path_to(net.logits))):
