@@ -39,7 +39,7 @@ class Untrained:
     seeds: int = 1
     nested: bool = True
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
         return x
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: object) -> Fitted:
@@ -61,7 +61,7 @@ class Recording(Laplace):
     seen: list[Tensor] = field(default_factory=list)
     pools: list[int] = field(default_factory=list)
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
         self.pools.append(pool)
         return x
 
@@ -316,7 +316,7 @@ def test_ridge_probe_finds_the_optimum_of_an_independent_solver(n: int, d: int) 
 def test_ridge_probe_comes_as_near_as_it_promises() -> None:
     """Steep spectrum, n = 400: by default within .003 nats of the optimum on every held-out row."""
     x, y = clouds(500, 40, 10, 1.0)
-    x = RidgeProbe().prepare(x @ clouds(40, 40, 1, 0.0)[0].cumsum(1), 400)
+    x = RidgeProbe().prepare(x @ clouds(40, 40, 1, 0.0)[0].cumsum(1), 400, 400)
     near, exact = (
         probe.fit(x[:400], y[:400], 10)(x[400:]) for probe in (RidgeProbe(), RidgeProbe(**EXACT))
     )

@@ -149,7 +149,7 @@ def test_passes_take_fewer_rows_the_wider_a_network_is():
     networks = [("mlp", (1, 28, 28)), ("cnn4", (1, 28, 28)), ("resnet18", (3, 64, 64))]
     nets = [build_model(name, shape, 10, seed=0) for name, shape in networks]
     assert [net.widest_output for net in nets] == [784, 32 * 24 * 24, 64 * 32 * 32]
-    assert [rows_per_prediction(net) for net in nets] == [512, 128, 64]
+    assert [rows_per_prediction(net) for net in nets] == [512, 256, 128]
     assert rows_per_prediction(build_model("resnet18", (3, 224, 224), 10, seed=0)) == 32
 
 

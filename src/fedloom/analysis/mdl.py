@@ -55,7 +55,7 @@ def mdl_reprieve(
     if held < 1 or pool < 1:
         raise BadInput(f"{held} of {len(x)} rows for validation; leave some on both sides")
     reader = _named(probe)
-    x = reader.prepare(x, pool)
+    x = reader.prepare(x, pool, pool)
     ends = log_sizes(pool) if sizes is None else _checked(sizes, pool)
     curve = []
     for size in ends:
@@ -90,8 +90,8 @@ def mdl_online(
     """
     x, labels = _shuffled(z, y, classes, shuffle_seed)
     reader = _named(probe)
-    x = reader.prepare(x, len(x))
     ends = fraction_sizes(len(x)) if sizes is None else _checked(sizes, len(x))
+    x = reader.prepare(x, len(x), max(ends[:-1], default=len(x)))
     curve = []
     for start, end in pairwise(ends):
         fitted = reader.fit(x[:start], labels[:start], classes, (shuffle_seed, 0, start))

@@ -30,8 +30,9 @@ class Probe(Protocol):
     def nested(self) -> bool:
         """Whether a smaller subset is a prefix of the larger one, or drawn afresh."""
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
-        """All rows as this probe reads them; only the first `pool` rows set the scale."""
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
+        """All rows as this probe reads them; only the first `pool` rows set the scale, and only the
+        first `trained` will be trained on."""
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable) -> Fitted:
         """Trained on prepared rows; equal keys give equal results."""

@@ -26,9 +26,9 @@ from fedloom.files import write_atomic
 SCAN_ROWS = 512
 """Rows per forward pass over training rows when no gradient is needed."""
 FEWEST_ROWS = 32
-WIDEST_PASS = 2**22
-"""Numbers at most that a module makes in one pass of a prediction: more leave the cache, and memory
-beyond twice that is new for every pass (`threads.on_one_thread`)."""
+WIDEST_PASS = 2**23
+"""Numbers at most that a module makes in one pass of a prediction: larger outputs leave the cache,
+and the memory for them is new in every pass (`threads.LEARNT_FROM`)."""
 FIXED_NUMBERS = 2**24
 """How many outputs of frozen stages are held for one split at most (64 MB)."""
 BUDGET = 2**30
@@ -47,7 +47,7 @@ def rows_per_prediction(net: Net) -> int:
     row depends on the rows beside it.
 
     >>> from torch import nn
-    >>> wide = nn.Sequential(nn.Linear(4, 20_000), nn.Linear(20_000, 3))
+    >>> wide = nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 3))
     >>> nets = [Net((4,), body=body, head=nn.Linear(3, 2)) for body in (nn.Linear(4, 3), wide)]
     >>> [rows_per_prediction(net) for net in nets]
     [512, 128]
