@@ -276,11 +276,11 @@ def test_network_and_ridge_agree_on_the_order_and_the_network_is_overconfident()
     assert table["mlp", 0.0] > 1.2 * 256 * log(10) > table["ridge", 0.0] > 256 * log(10)
 
 
-def test_a_table_is_the_single_codes_however_many_workers() -> None:
+def test_a_table_is_the_single_codes() -> None:
     x, y = clouds(60, 5, 3, 0.5)
     features = {("client 1", "fc1"): x, ("client 1", "fc2"): x**2, ("client 2", "fc1"): -x[:, :2]}
     for probe in ("ridge", MLPProbe(steps=5, hidden=8)):
-        table = mdl_table(features, y, 3, probe=probe, validation=20, workers=2)
+        table = mdl_table(features, y, 3, probe=probe, validation=20)
         assert table == {
             key: mdl_reprieve(z, y, 3, probe=probe, validation=20) for key, z in features.items()
         }

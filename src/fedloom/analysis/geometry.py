@@ -62,14 +62,15 @@ def in_few_columns(x: Tensor, spanning: int | None = None) -> Tensor:
     lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(gram), dtype=x.dtype))
     products = x[len(first) :] @ first.T
     others = torch.linalg.solve_triangular(lower.T, products, upper=True, left=False)
-    columns = torch.cat([lower, others])
+    columns: Tensor = torch.cat([lower, others])
     # A column of no more than rounding belongs to a row that others make up.
     small = lower.diagonal().square() <= 4 * rounding
     if failed or bool((columns[:, small].square() > 4 * rounding).any()):
         values, vectors = torch.linalg.eigh(gram_matrix(x))
-        turned: Tensor = vectors * values.clamp(min=0).sqrt()
-        return turned
-    return columns * ~small
+        columns = vectors * values.clamp(min=0).sqrt()
+    else:
+        columns = columns * ~small
+    return columns
 
 
 def directions(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,6 @@ laws, and relative changes rather than the values in DBE's tables, whose protoco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -105,10 +104,9 @@ def mdl_table(
     classes: int,
     *,
     measure: Callable[..., CodeLength] = mdl_reprieve,
-    workers: int = 1,
     **options: Any,
 ) -> dict[Key, CodeLength]:
-    """`measure` of many matrices, say one for each (client, layer), `workers` at a time.
+    """`measure` of many matrices, say one for each (client, layer).
 
     One vector of labels means the same rows, subsets and held-out rows for all of them.
 
@@ -122,8 +120,7 @@ def mdl_table(
         own = labels[key] if isinstance(labels, Mapping) else labels
         return measure(features[key], own, classes, **options)
 
-    with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(features, pool.map(one, features), strict=True))
+    return {key: one(key) for key in features}
 
 
 def _shuffled(z: Array, y: Array, classes: int, seed: int | None) -> tuple[Tensor, Tensor]:
