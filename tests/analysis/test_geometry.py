@@ -86,3 +86,23 @@ def test_a_component_has_one_sign():
 def test_no_more_components_than_there_are():
     assert principal_components(normal(3, 9), 50)[0].shape == (3, 3)
     assert principal_components(normal(1, 2), 2)[0].tolist() == [[0]]
+
+
+@pytest.mark.parametrize("rank", [9, 4])
+def test_few_columns_keep_inner_products_with_the_rows_that_span_them(rank: int):
+    """Also where these rows depend on each other, and where the others do not lie in their span."""
+    x = torch.cat([normal(9, rank) @ normal(rank, 40), normal(11, 40)])
+    few = in_few_columns(x, 9)
+    assert few.shape == (20, 9)
+    assert torch.allclose(few @ few[:9].T, x @ x[:9].T, rtol=0, atol=1e-11)
+
+
+def test_few_columns_are_as_many_as_rows_where_those_that_span_hide_a_direction():
+    """The second row is e1 + 5e-8 e2 and the others' e2 shows only there; or nothing spans."""
+    x = torch.zeros(4, 8, dtype=torch.float64)
+    x[0, 0] = x[1, 0] = x[2, 1] = x[3, 2] = 1
+    x[1, 1] = 5e-8
+    for rows, spanning in ((x, 2), (torch.zeros_like(x), 2)):
+        few = in_few_columns(rows, spanning)
+        assert few.shape == (4, 4)
+        assert torch.allclose(few @ few.T, rows @ rows.T, rtol=0, atol=1e-12)

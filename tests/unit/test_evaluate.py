@@ -47,6 +47,7 @@ from fedloom.errors import BadInput, UnknownName
 from fedloom.methods import parse_method
 from fedloom.methods.ditto import Ditto
 from fedloom.methods.fedavg import FedAvg
+from fedloom.models import build_model
 from fedloom.models.resnet import BasicBlock
 from fedloom.record import At, RoundRecord
 from fedloom.runs.config import RunConfig
@@ -124,12 +125,15 @@ def visit(method: Method, kind: str = "train", own=None, **changes) -> Visit:
 # ------------------------------------------------------------------ passes
 
 
-def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_scan():
+def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_scan(
+    monkeypatch: pytest.MonkeyPatch,
+):
     """300 rows: passes of 128, 128 and 44, and every row's own prediction in its place. FedCR's
     and FedSR's networks draw, and what they draw for a row depends on the rows beside it."""
     seen: list[int] = []
     program = Program(parse_method("fedavg"), mlp(), 2)
     net, state = program.nets[0], {"model": program.nets[0].tree()}
+    monkeypatch.setattr("fedloom.core.outputs.WIDEST_PASS", 130 * net.widest_output)
     net.get_submodule("head").register_forward_hook(lambda _, x, out: seen.append(len(out)))
     x = torch.randn(300, *net.shape, generator=torch.Generator().manual_seed(0))
     rows = HeldRows(x, torch.zeros(300, dtype=torch.long))
@@ -138,6 +142,15 @@ def test_rows_are_predicted_in_passes_but_where_a_network_draws_in_those_of_a_sc
     assert torch.allclose(predicted, net(net.tree(), x)[net.logits].softmax(1), atol=1e-6)
     drawing = [Program(parse_method(name), mlp(), 2).nets[0] for name in ("fedcr", "fedsr")]
     assert [rows_per_prediction(net) for net in drawing] == [512, 512]
+
+
+def test_passes_take_fewer_rows_the_wider_a_network_is():
+    """The first convolution's output, before pooling, is 18,432 and 65,536 numbers of an image."""
+    networks = [("mlp", (1, 28, 28)), ("cnn4", (1, 28, 28)), ("resnet18", (3, 64, 64))]
+    nets = [build_model(name, shape, 10, seed=0) for name, shape in networks]
+    assert [net.widest_output for net in nets] == [784, 32 * 24 * 24, 64 * 32 * 32]
+    assert [rows_per_prediction(net) for net in nets] == [512, 256, 128]
+    assert rows_per_prediction(build_model("resnet18", (3, 224, 224), 10, seed=0)) == 32
 
 
 # ------------------------------------------------------------------ moments of one client

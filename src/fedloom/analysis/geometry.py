@@ -39,29 +39,37 @@ def gram_matrix(x: Tensor) -> Tensor:
     return gram
 
 
-def in_few_columns(x: Tensor) -> Tensor:
+def in_few_columns(x: Tensor, spanning: int | None = None) -> Tensor:
     """The same rows up to a rotation, in at most as many columns as there are rows.
 
     Whatever reads only inner products of rows finds the same in them: of a wide layer it needs the
     Gram matrix. That is factorised as it is but for its own rounding, which could make it negative.
+    Where only inner products with the first rows are read, their number, `spanning`, is enough
+    columns for all.
 
     >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]], dtype=torch.float64)
-    >>> few = in_few_columns(rows)
+    >>> few, fewer = in_few_columns(rows), in_few_columns(rows, 1)
     >>> few.shape, torch.allclose(few @ few.T, rows @ rows.T)
     (torch.Size([2, 2]), True)
+    >>> fewer.shape, torch.allclose(fewer @ fewer[0], rows @ rows[0])
+    (torch.Size([2, 1]), True)
     """
-    if x.shape[1] <= len(x):
+    first = x[:spanning]
+    if x.shape[1] <= len(first):
         return x
-    gram = gram_matrix(x)
+    gram = gram_matrix(first)
     rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
-    lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(x), dtype=x.dtype))
+    lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(gram), dtype=x.dtype))
+    products = x[len(first) :] @ first.T
+    others = torch.linalg.solve_triangular(lower.T, products, upper=True, left=False)
+    columns: Tensor = torch.cat([lower, others])
     # A column of no more than rounding belongs to a row that others make up.
     small = lower.diagonal().square() <= 4 * rounding
-    if failed or bool((lower[:, small].square() > 4 * rounding).any()):
-        values, vectors = torch.linalg.eigh(gram)
-        columns: Tensor = vectors * values.clamp(min=0).sqrt()
+    if failed or bool((columns[:, small].square() > 4 * rounding).any()):
+        values, vectors = torch.linalg.eigh(gram_matrix(x))
+        columns = vectors * values.clamp(min=0).sqrt()
     else:
-        columns = lower * ~small
+        columns = columns * ~small
     return columns
 
 

@@ -8,7 +8,6 @@ laws, and relative changes rather than the values in DBE's tables, whose protoco
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -55,7 +54,7 @@ def mdl_reprieve(
     if held < 1 or pool < 1:
         raise BadInput(f"{held} of {len(x)} rows for validation; leave some on both sides")
     reader = _named(probe)
-    x = reader.prepare(x, pool)
+    x = reader.prepare(x, pool, pool)
     ends = log_sizes(pool) if sizes is None else _checked(sizes, pool)
     curve = []
     for size in ends:
@@ -90,8 +89,8 @@ def mdl_online(
     """
     x, labels = _shuffled(z, y, classes, shuffle_seed)
     reader = _named(probe)
-    x = reader.prepare(x, len(x))
     ends = fraction_sizes(len(x)) if sizes is None else _checked(sizes, len(x))
+    x = reader.prepare(x, len(x), max(ends[:-1], default=len(x)))
     curve = []
     for start, end in pairwise(ends):
         fitted = reader.fit(x[:start], labels[:start], classes, (shuffle_seed, 0, start))
@@ -105,10 +104,9 @@ def mdl_table(
     classes: int,
     *,
     measure: Callable[..., CodeLength] = mdl_reprieve,
-    workers: int = 1,
     **options: Any,
 ) -> dict[Key, CodeLength]:
-    """`measure` of many matrices, say one for each (client, layer), `workers` at a time.
+    """`measure` of many matrices, say one for each (client, layer).
 
     One vector of labels means the same rows, subsets and held-out rows for all of them.
 
@@ -122,8 +120,7 @@ def mdl_table(
         own = labels[key] if isinstance(labels, Mapping) else labels
         return measure(features[key], own, classes, **options)
 
-    with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(features, pool.map(one, features), strict=True))
+    return {key: one(key) for key in features}
 
 
 def _shuffled(z: Array, y: Array, classes: int, seed: int | None) -> tuple[Tensor, Tensor]:

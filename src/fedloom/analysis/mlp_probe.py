@@ -43,7 +43,7 @@ class MLPProbe:
         positive(steps=self.steps, lr=self.lr, hidden=self.hidden, batch=self.batch)
         positive(seeds=self.seeds)
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
         """Whitened float32 rows."""
         return whitened(x, pool, self.whiten).float()
 

@@ -72,16 +72,36 @@ def set_overlap(first: Array, second: Array, k: int = NEIGHBOURS, seed: int = 0)
     (0.9, 0.3333, 0.0)
     """
     one, two = as_matrix(first), as_matrix(second)
+    return overlap_of(one, two, linear_discrimination(one, two, seed), k)
+
+
+def linear_discrimination(first: Array, second: Array, seed: int = 0) -> tuple[float, float]:
+    """AUC and balanced error of a ridge discriminator, means over stratified held-out folds; NaN
+    below five rows a set.
+
+    >>> apart = torch.arange(10.0)
+    >>> linear_discrimination(apart, 100 - apart)
+    (1.0, 0.0)
+    """
+    one, two = as_matrix(first), as_matrix(second)
     same_width(one, two)
+    rows = torch.cat([one, two])
+    return _linear_discrimination(rows, _members(len(one), len(two)), seed)
+
+
+def overlap_of(
+    one: Tensor, two: Tensor, discrimination: tuple[float, float], k: int = NEIGHBOURS
+) -> Overlap:
+    """From features in any coordinates that keep distances, as `geometry.in_few_columns` does, and
+    from a discrimination, whose scale is that of the columns."""
     if k < 1:
         raise BadInput(f"k is {k}; an overlap needs at least one neighbour")
     n, m = len(one), len(two)
     total = n + m
-    rows = torch.cat([one, two])
-    member = (torch.arange(total) >= n).long()
+    rows, member = torch.cat([one, two]), _members(n, m)
     squared = squared_distances(rows)
     shares = neighbour_shares(squared, member, 2, min(k, total - 1))
-    auc, error = _linear_discrimination(rows, member, seed)
+    auc, error = discrimination
     return Overlap(
         eta2=_eta2(rows, member),
         null_eta2=1 / (total - 1),
@@ -105,9 +125,13 @@ def feature_collapse(
     >>> round(feature_collapse((origin, near), (origin, far), k=1).rho, 4)  # 16/20 over 49/53
     0.8653
     """
-    before, after = set_overlap(*reference, k, seed), set_overlap(*local, k, seed)
-    rho = after.eta2 / before.eta2 if before.eta2 > ROUNDING else float("nan")
-    return Collapse(rho, after, before)
+    return collapse_of(set_overlap(*local, k, seed), set_overlap(*reference, k, seed))
+
+
+def collapse_of(local: Overlap, reference: Overlap) -> Collapse:
+    """From both overlaps."""
+    rho = local.eta2 / reference.eta2 if reference.eta2 > ROUNDING else float("nan")
+    return Collapse(rho, local, reference)
 
 
 def centroid_ratio(local: Array, reference: Array, labels: Array) -> CentroidRatio:
@@ -133,6 +157,11 @@ def centroid_ratio(local: Array, reference: Array, labels: Array) -> CentroidRat
     return CentroidRatio(value, own, other, len(classes), int(enough.sum()))
 
 
+def _members(n: int, m: int) -> Tensor:
+    """Which set each row is of, the first n of one and then m of the other."""
+    return (torch.arange(n + m) >= n).long()
+
+
 def _eta2(rows: Tensor, member: Tensor) -> float:
     moved = centred(rows)
     means, counts = class_means(moved, member, 2)
@@ -152,7 +181,6 @@ def _energy(distances: Tensor, n: int) -> float:
 
 
 def _linear_discrimination(rows: Tensor, member: Tensor, seed: int) -> tuple[float, float]:
-    """AUC and balanced error of a ridge discriminator, means over stratified held-out folds."""
     if member.bincount().min() < FOLDS:
         return float("nan"), float("nan")
     fold = torch.empty(len(member), dtype=torch.long)

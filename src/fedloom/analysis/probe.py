@@ -30,8 +30,9 @@ class Probe(Protocol):
     def nested(self) -> bool:
         """Whether a smaller subset is a prefix of the larger one, or drawn afresh."""
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
-        """All rows as this probe reads them; only the first `pool` rows set the scale."""
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
+        """All rows as this probe reads them; only the first `pool` rows set the scale, and only the
+        first `trained` will be trained on."""
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable) -> Fitted:
         """Trained on prepared rows; equal keys give equal results."""
@@ -51,11 +52,11 @@ def whitened(x: Tensor, pool: int, by: Whitening) -> Tensor:
         raise UnknownName("whitening", by, ["scalar", "dimension"])
     known = x[:pool]
     over = (0,) if by == "dimension" else (0, 1)
-    mean = known.mean(over)
+    mean, largest = known.mean(over), torch.linalg.vector_norm(known, torch.inf, over)
     moved = x - mean
-    spread = moved[:pool].square().mean(over).sqrt()
-    varies = spread > CONSTANT * torch.maximum(known.amax(over), -known.amin(over))
-    return moved.div_(torch.where(varies, spread, 1.0))
+    count = known.numel() / mean.numel()
+    spread = torch.linalg.vector_norm(moved[:pool], dim=over) / count**0.5
+    return moved.div_(torch.where(spread > CONSTANT * largest, spread, 1.0))
 
 
 def positive(**settings: float) -> None:

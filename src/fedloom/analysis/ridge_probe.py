@@ -48,9 +48,10 @@ class RidgeProbe:
     def __post_init__(self) -> None:
         positive(lam=self.lam, iterations=self.iterations, seeds=self.seeds)
 
-    def prepare(self, x: Tensor, pool: int) -> Tensor:
-        """Whitened rows of mean square norm one, in no more columns than there are rows."""
-        return in_few_columns(whitened(x, pool, self.whiten)) / sqrt(x.shape[1])
+    def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
+        """Whitened rows of mean square norm one, in no more columns than rows are trained on: the
+        optimum is a sum of those."""
+        return in_few_columns(whitened(x, pool, self.whiten), trained) / sqrt(x.shape[1])
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
         """The optimum for these rows; `key` changes nothing."""

@@ -49,32 +49,58 @@ def class_separation(
     >>> separation.value, round(separation.null, 6)  # 1 - (1 - 1/2) / (1 - 1/6)
     (1.0, 0.4)
     """
+    return _separations(z, y, max(smallest_class, 2 if debiased else 1), debiased)[0]
+
+
+def plain_and_debiased_separation(z: Array, y: Array) -> tuple[Separation, Separation]:
+    """Both, from the same class means.
+
+    >>> import torch
+    >>> z, y = torch.tensor([[1.0, 1.0], [1.0, 0.0], [-1.0, 1.0], [-1.0, 0.0]]), [0, 0, 1, 1]
+    >>> plain, debiased = plain_and_debiased_separation(z, torch.tensor(y))
+    >>> debiased == class_separation(z, torch.tensor(y), debiased=True)
+    True
+    """
+    plain, debiased = _separations(z, y, 2, False, True)
+    return plain, debiased
+
+
+def _separations(z: Array, y: Array, smallest_class: int, *debiased: bool) -> list[Separation]:
     rows = as_matrix(z)
     labels = as_labels(y, len(rows))
     unit, some = directions(rows)
     counts = labels[some].bincount(minlength=int(labels.max()) + 1)
-    large = some & (counts[labels] >= max(smallest_class, 2 if debiased else 1))
+    large = some & (counts[labels] >= smallest_class)
     classes, dense = distinct(labels[large])
-    value, within, total, null = _ratio(unit[large], dense, len(classes), debiased)
+    nothing = unit[:0], unit.new_zeros(0)
+    means = class_means(unit[large], dense, len(classes)) if len(classes) else nothing
+    return [
+        _separation(*means, way, int((~some).sum()), int((some & ~large).sum())) for way in debiased
+    ]
+
+
+def _separation(
+    means: Tensor, counts: Tensor, debiased: bool, zero_rows: int, small_class_rows: int
+) -> Separation:
+    """From the means of unit vectors [K, d] and their numbers [K]."""
+    value, within, total, null = _ratio(means, counts, debiased)
     return Separation(
         value=value,
         within=within,
         total=total,
-        n=int(large.sum()),
-        classes=len(classes),
-        zero_rows=int((~some).sum()),
-        small_class_rows=int((some & ~large).sum()),
+        n=int(counts.sum()),
+        classes=len(counts),
+        zero_rows=zero_rows,
+        small_class_rows=small_class_rows,
         null=null,
         debiased=debiased,
     )
 
 
-def _ratio(
-    unit: Tensor, labels: Tensor, classes: int, debiased: bool
-) -> tuple[float, float, float, float]:
+def _ratio(means: Tensor, counts: Tensor, debiased: bool) -> tuple[float, float, float, float]:
+    classes = len(counts)
     if classes < 2:
         return (float("nan"),) * 4
-    means, counts = class_means(unit, labels, classes)
     own = means.square().sum(1)  # |mu_k|^2
     between = means.sum(0).square().sum() - own.sum()
     if debiased:

@@ -7,6 +7,7 @@ so a second model, a frozen teacher or a mixture is one more tree and never a co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -218,6 +219,7 @@ class Net(nn.Module):
         """Drop what was computed for the stages as they were before a change."""
         self._routes: dict[str | None, list[tuple[str, str]]] = {}
         self._shapes: dict[str, Size] = {}
+        self._widest_output: int | None = None
 
     def _known(self, stage: str) -> str:
         if stage not in self.reads:
@@ -269,16 +271,44 @@ class Net(nn.Module):
     def shape_of(self, stage: str) -> Size:
         """Shape of one sample's output at a stage."""
         if stage not in self._shapes:
-            kinds = (v.dtype for v in self.initial.values() if v.is_floating_point())
-            floating = self.input_dtype.is_floating_point
-            dtype = next(kinds, self.input_dtype) if floating else self.input_dtype
-            x = empty_rows(self.fields, 2) if self.fields else torch.zeros(2, *self.shape)
-            x = x.to(dtype)
-            with torch.no_grad(), rng_scope("shape"):
-                out = self(self.tree(), x, want=self._known(stage))
-            self.unbind()
+            out = self._of_empty_rows(self._known(stage), 2)
             self._shapes |= {name: z.shape[1:] for name, z in out.items()}
         return self._shapes[stage]
+
+    @property
+    def widest_output(self) -> int:
+        """How many numbers one sample is at its widest, on its way to the logits: as the input, or
+        as any module's output.
+
+        >>> Net((4,), body=nn.Linear(4, 9), head=nn.Linear(9, 3)).widest_output
+        9
+        """
+        if self._widest_output is None:
+            widths, rows = [math.prod(self.shape)], 2
+
+            def note(_module: nn.Module, _inputs: Any, out: Any) -> None:
+                if isinstance(out, Tensor):
+                    widths.append(out.numel() // rows)
+
+            hooks = [module.register_forward_hook(note) for module in self.modules()]
+            try:
+                self._of_empty_rows(self.logits, rows)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+            self._widest_output = max(widths)
+        return self._widest_output
+
+    def _of_empty_rows(self, stage: str, count: int) -> dict[str, Tensor]:
+        """Outputs up to a stage, of the initial values, for rows of zeros."""
+        kinds = (v.dtype for v in self.initial.values() if v.is_floating_point())
+        floating = self.input_dtype.is_floating_point
+        dtype = next(kinds, self.input_dtype) if floating else self.input_dtype
+        x = empty_rows(self.fields, count) if self.fields else torch.zeros(count, *self.shape)
+        with torch.no_grad(), rng_scope("shape"):
+            out = self(self.tree(), x.to(dtype), want=stage)
+        self.unbind()
+        return out
 
     @property
     def not_numbers(self) -> str:

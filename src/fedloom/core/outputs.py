@@ -25,10 +25,10 @@ from fedloom.files import write_atomic
 
 SCAN_ROWS = 512
 """Rows per forward pass over training rows when no gradient is needed."""
-PREDICTED_ROWS = 128
-"""Rows per forward pass of a prediction. Larger passes leave the cache, smaller ones are mostly
-calls (`benchmarks/evaluation.py`). It is the same everywhere and not timed, because the last bits
-of an output may depend on it."""
+FEWEST_ROWS = 32
+WIDEST_PASS = 2**23
+"""Numbers at most that a module makes in one pass of a prediction: larger outputs leave the cache,
+and the memory for them is new in every pass (`threads.LEARNT_FROM`)."""
 FIXED_NUMBERS = 2**24
 """How many outputs of frozen stages are held for one split at most (64 MB)."""
 BUDGET = 2**30
@@ -38,14 +38,24 @@ Outputs = Mapping[str, Tensor]
 
 
 def rows_per_prediction(net: Net) -> int:
-    """How many rows a prediction passes at once. Where a network draws at random, as many as in a
-    scan: what it draws for a row depends on the rows beside it.
+    """How many rows a prediction passes at once: a power of two, at least `FEWEST_ROWS` and at most
+    as many as in a scan.
+
+    Every pass also reorders the weights, so that it takes as many rows as `WIDEST_PASS` lets it. No
+    process goes by its own clock: the last bits of an output may depend on this number, and all
+    have to agree. Where a network draws at random it is that of a scan, because what is drawn for a
+    row depends on the rows beside it.
 
     >>> from torch import nn
-    >>> rows_per_prediction(Net((4,), body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
-    128
+    >>> wide = nn.Sequential(nn.Linear(4, 60_000), nn.Linear(60_000, 3))
+    >>> nets = [Net((4,), body=body, head=nn.Linear(3, 2)) for body in (nn.Linear(4, 3), wide)]
+    >>> [rows_per_prediction(net) for net in nets]
+    [512, 128]
     """
-    return SCAN_ROWS if any(map(net.draws, net.path_to(net.logits))) else PREDICTED_ROWS
+    if any(map(net.draws, net.path_to(net.logits))):
+        return SCAN_ROWS
+    fitting = max(FEWEST_ROWS, min(SCAN_ROWS, WIDEST_PASS // net.widest_output))
+    return 1 << (fitting.bit_length() - 1)
 
 
 class FrozenOutputs:

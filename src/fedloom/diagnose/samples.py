@@ -32,6 +32,11 @@ class Sample:
     def __len__(self) -> int:
         return len(self.y)
 
+    @property
+    def is_for_all(self) -> bool:
+        """Are these rows the same, whichever client is looked at?"""
+        return bool(self.sha256)
+
 
 class Samples:
     """Rows of a federation, at most `rows` of each kind, chosen by `seed`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
 from fedloom.core.score import GLOBAL
 from fedloom.core.site import Visit
-from fedloom.core.tree import State, place, place_state
+from fedloom.core.tree import State, Tree, place, place_state
 from fedloom.data import FederatedData
 from fedloom.diagnose.layers import columns, outputs, representations
 from fedloom.diagnose.per_client import Side
@@ -53,33 +54,42 @@ class ModelView:
         net: Net,
         state: State,
         key: tuple[Any, ...],
-        turned: Turned | None = None,
+        last: LastModel | None = None,
     ) -> None:
         self.program, self.net, self.state = program, net, state
-        self.entries: dict[str, int] = {}
-        """How many numbers each layer makes of an input; filled by `features`."""
         self._key = key
         self._device = next(iter(state[METHOD].values())).device
-        self._features: dict[int, tuple[Sample, dict[str, Tensor]]] = {}
+        self._last = LastModel() if last is None else last
+        self._features_for_all = self._last.features_of(net, state[METHOD])
+        self._features: dict[int, Features] = {}
         self._probabilities: dict[int, tuple[Sample, Tensor]] = {}
-        self._turned = Turned() if turned is None else turned
+
+    @property
+    def entries(self) -> dict[str, int]:
+        """How many numbers each layer makes of an input, once `features` were asked for."""
+        seen = [*self._features.values(), *self._features_for_all.values()]
+        return seen[0].entries if seen else {}
 
     def features(self, sample: Sample) -> dict[str, Tensor]:
         """Layer -> float32 [n, d] in evaluation mode, without augmentation, in running order."""
-        if id(sample) not in self._features:
-            parts: dict[str, list[Tensor]] = {}
-            for x in self._parts(sample):
-                for layer, z in outputs(self.net, self.state[METHOD], x).items():
-                    self.entries[layer] = z[0].numel()
-                    parts.setdefault(layer, []).append(columns(z, layer))
-            features = {layer: torch.cat(z) for layer, z in parts.items()}
-            self._features[id(sample)] = sample, features  # the sample too: it keeps its id taken
-        return self._features[id(sample)][1]
+        known = self._features_for_all if sample.is_for_all else self._features
+        if id(sample) not in known:
+            known[id(sample)] = self._computed(sample)
+        return known[id(sample)].layers
+
+    def _computed(self, sample: Sample) -> Features:
+        parts: dict[str, list[Tensor]] = {}
+        entries: dict[str, int] = {}
+        for x in self._parts(sample):
+            for layer, z in outputs(self.net, self.state[METHOD], x).items():
+                entries[layer] = z[0].numel()
+                parts.setdefault(layer, []).append(columns(z, layer))
+        return Features(sample, {layer: torch.cat(z) for layer, z in parts.items()}, entries)
 
     def few_columns(self, sample: Sample, layer: str) -> Tensor:
         """A layer's features about their mean, float64 in at most n columns: for what reads only
         distances and inner products of rows."""
-        return self._turned.of(sample.name, layer, self.features(sample)[layer])
+        return self._last.few_columns(sample.name, layer, self.features(sample)[layer])
 
     @torch.no_grad()
     def probabilities(self, sample: Sample) -> Tensor:
@@ -123,34 +133,59 @@ class ModelView:
             yield place(x, self._device)
 
 
-class Turned:
-    """Features in few columns, the last of each sample and layer; where clients share an extractor,
-    their features are equal, and one matrix serves all of them."""
+@dataclass(frozen=True, eq=False)
+class Features:
+    """What a model makes of a sample."""
+
+    sample: Sample
+    """Held so that nothing else gets its id."""
+    layers: dict[str, Tensor]
+    entries: dict[str, int]
+    """How many numbers each layer makes of an input."""
+
+
+class LastModel:
+    """What is known of the last model that was looked at. Clients often receive the same model or
+    one extractor: what it makes of rows that all are looked at on is then computed once."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        self._net: Net | None = None
+        self._weights: Tree = {}
+        self._features: dict[int, Features] = {}
+        self._narrow: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
 
-    def of(self, sample: str, layer: str, z: Tensor) -> Tensor:
-        """Of these features, computed if they are not the last ones."""
+    def features_of(self, net: Net, weights: Tree) -> dict[int, Features]:
+        """Of this model, by the ids of samples that are the same for every client; to be added to.
+        Those that are known already if it is the last one."""
+        if net is not self._net or not _equal(weights, self._weights):
+            self._net, self._weights, self._features = net, weights, {}
+        return self._features
+
+    def few_columns(self, sample: str, layer: str, z: Tensor) -> Tensor:
+        """Features in few columns, computed if they are not the last ones of this layer."""
         key = sample, layer
-        if key not in self._last or not torch.equal(self._last[key][0], z):
-            self._last[key] = z, in_few_columns(centred(z.double()))
-        return self._last[key][1]
+        if key not in self._narrow or not torch.equal(self._narrow[key][0], z):
+            self._narrow[key] = z, in_few_columns(centred(z.double()))
+        return self._narrow[key][1]
+
+
+def _equal(one: Tree, other: Tree) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(z, other[key]) for key, z in one.items())
 
 
 class ClientView:
     """One client of a run: its models and its rows."""
 
-    def __init__(self, visit: Visit, samples: Samples, turned: Turned | None = None) -> None:
-        """`turned` is of the models as received, for all clients."""
+    def __init__(self, visit: Visit, samples: Samples, received: LastModel | None = None) -> None:
+        """`received` is of the models as received, for all clients."""
         self.cid, self.data = visit.cid, visit.data
         self.classes: int = visit.data.classes
-        self._visit, self._samples, self._turned = visit, samples, turned
+        self._visit, self._samples, self._received = visit, samples, received
 
     @cached_property
     def before(self) -> ModelView:
         """The model as received."""
-        return self._view(lambda: model_at(self._visit, "received"), self._turned)
+        return self._view(lambda: model_at(self._visit, "received"), self._received)
 
     @cached_property
     def after(self) -> ModelView:
@@ -208,13 +243,13 @@ class ClientView:
         """The layers that the heads read."""
         return representations(self.before.net)
 
-    def _view(self, make: Callable[[], State], turned: Turned | None = None) -> ModelView:
+    def _view(self, make: Callable[[], State], last: LastModel | None = None) -> ModelView:
         visit = self._visit
         key = (*visit.down.plan.key, visit.cid)
         with rng_scope(*key):  # as in the round: this training is the one the client would do
             state = make()
         net = visit.program.net(visit.cid)
-        return ModelView(visit.program, net, state, (*key, "diagnosis"), turned)
+        return ModelView(visit.program, net, state, (*key, "diagnosis"), last)
 
 
 def check_classes(experiment: Experiment) -> None:
@@ -269,7 +304,7 @@ class Snapshots:
                 " another engine can be diagnosed"
             )
         self._device = _device(experiment.config.device)
-        self._turned = Turned()
+        self._received = LastModel()
 
     @classmethod
     def of(
@@ -308,7 +343,7 @@ class Snapshots:
         data: ClientData = self.data.client(cid)
         down = send(self._round, cid)
         visit = Visit(self.program, cid, data, down, self._clients.get(cid), self._device)
-        return ClientView(visit, self.samples, self._turned)
+        return ClientView(visit, self.samples, self._received)
 
     def aggregated_accuracy(self) -> tuple[float | None, str | None]:
         """The global model's accuracy on the balanced rows, or why there is no such model."""

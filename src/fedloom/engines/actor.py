@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.stopwatch import timed
+from fedloom.core.threads import on_one_thread
 from fedloom.core.tree import State
 from fedloom.engines.bundle import Bundle
 from fedloom.engines.pipe_codec import receive, send
@@ -105,7 +106,7 @@ class Actor:
     def __init__(self, path: Sequence[str]) -> None:
         """`path` is where the driver finds modules; a user's may be in any of its folders."""
         sys.path += [folder for folder in path if folder not in sys.path]
-        torch.set_num_threads(1)
+        on_one_thread()
         self._ray = import_ray()
         # Arrays of the object store are meant to be read only; nobody writes through the tensors.
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

@@ -17,6 +17,7 @@ from fedloom.core.evaluate import Ask, evaluate
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
+from fedloom.core.threads import on_one_thread
 from fedloom.core.tree import State
 from fedloom.engines import Job
 from fedloom.engines.blocks import Blocks
@@ -31,7 +32,7 @@ log = logging.getLogger("fedloom")
 def serve(link: Connection, imports: Sequence[str] = ()) -> None:
     """Answer until the other end is gone; first import what the main process imported."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
-    torch.set_num_threads(1)
+    on_one_thread()
     try:
         load_extensions(imports)  # before the program is read, which holds objects of theirs
     except Exception as e:

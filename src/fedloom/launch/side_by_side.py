@@ -15,8 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from typing import Any, Generic, Self, TypeVar
 
-import torch
-
+from fedloom.core.threads import on_one_thread
 from fedloom.data import FederatedData
 from fedloom.engines.worker import failure, rebuilt
 from fedloom.errors import WorkerLost
@@ -169,7 +168,7 @@ def _begin(
     mouth: Connection | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    torch.set_num_threads(1)
+    on_one_thread()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     load_extensions(imports)
     _held.update(work=work, data=data, model=model, stop=stop, mouth=mouth)

@@ -125,7 +125,7 @@ def cct7_3x1(shape: tuple[int, ...], classes: int, dropout: float = 0.1, depth: 
     """
     require_image("cct7_3x1", shape, least=2, instead="mlp")
     conv = _TokenConv(shape[0], _DIM, 3, padding=1, bias=False)
-    tokenizer = nn.Sequential(conv, nn.ReLU(), nn.MaxPool2d(3, 2, padding=1), _Tokens())
+    tokenizer = nn.Sequential(conv, nn.MaxPool2d(3, 2, padding=1), nn.ReLU(), _Tokens())
     tokens = width_of(tokenizer, shape) // _DIM
     layers = [Layer(_DIM, _HEADS, _MLP, dropout, depth * i / (_LAYERS - 1)) for i in range(_LAYERS)]
     body = nn.Sequential(

@@ -1,4 +1,8 @@
-"""The papers' small convolutional networks for images, and a smaller one for quick experiments."""
+"""The papers' small convolutional networks for images, and a smaller one for quick experiments.
+
+The largest of four ReLUs is the ReLU of the largest: pooled first, a quarter of the numbers are
+left for it, and not one bit of outputs and gradients is another.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +118,7 @@ def small_cnn(
     for width_in, width in pairwise((shape[0], *channels)):
         after = [nn.BatchNorm2d(width)] if norm == "batch" else []
         conv = nn.Conv2d(width_in, width, 3, padding=1)
-        layers += [conv, *after, nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [conv, *after, nn.MaxPool2d(2), nn.ReLU()]
     body = nn.Sequential(*layers, nn.Flatten())
     body.append(nn.Linear(width_of(body, shape), hidden))
     if norm == "batch":
@@ -131,7 +135,7 @@ def _conv(
     padding: int = 0,
     act: type[nn.ReLU] | type[nn.LeakyReLU] = nn.ReLU,
 ) -> nn.Sequential:
-    """Convolution, activation, 2x2 max pooling."""
+    """Convolution, 2x2 max pooling, activation."""
     return nn.Sequential(
-        nn.Conv2d(width_in, width, kernel, padding=padding), act(), nn.MaxPool2d(2)
+        nn.Conv2d(width_in, width, kernel, padding=padding), nn.MaxPool2d(2), act()
     )

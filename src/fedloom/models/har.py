@@ -35,8 +35,8 @@ def har_cnn(shape: tuple[int, ...], classes: int, published: bool = False) -> Ne
         )
     convolutions = nn.Sequential(
         nn.Flatten(2),  # [n, sensors, 1, time] -> [n, sensors, time]
-        *(nn.Conv1d(shape[0], 32, 9), nn.ReLU(), nn.MaxPool1d(2)),
-        *(nn.Conv1d(32, 64, 9), nn.ReLU(), nn.MaxPool1d(2)),
+        *(nn.Conv1d(shape[0], 32, 9), nn.MaxPool1d(2), nn.ReLU()),
+        *(nn.Conv1d(32, 64, 9), nn.MaxPool1d(2), nn.ReLU()),
         nn.Flatten(),
     )
     width = width_of(convolutions, shape)

@@ -94,8 +94,8 @@ def _trunk(channels: int, norm: Norm, stem: str) -> OrderedDict[str, nn.Module]:
     else:
         raise BadInput(f"resnet18 has stem=imagenet or stem=cifar, not {stem!r}")
     trunk["bn1"] = norm(64)
-    trunk["relu"] = nn.ReLU()
     trunk["maxpool"] = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+    trunk["relu"] = nn.ReLU()
     width_in = 64
     for i, width in enumerate((64, 128, 256, 512), start=1):
         first = BasicBlock(width_in, width, 1 if i == 1 else 2, norm)

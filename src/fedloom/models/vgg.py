@@ -24,6 +24,6 @@ def vgg11(shape: tuple[int, ...], classes: int) -> Net:
         for width in block:
             layers += [HeConv2d(width_in, width, 3, padding=1), nn.ReLU()]
             width_in = width
-        layers.append(nn.MaxPool2d(2))
+        layers.insert(-1, nn.MaxPool2d(2))
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return Net(shape, body=body, head=nn.Linear(512, classes))

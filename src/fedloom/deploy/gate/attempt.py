@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedloom.core.digest import receipt
 from fedloom.core.round import Round, initial_server, merge, send
+from fedloom.core.threads import on_one_thread
 from fedloom.core.tree import State
 from fedloom.deploy.consent.proposal import App
 from fedloom.deploy.gate.assess import assess_settings
@@ -63,7 +63,7 @@ def attempt(config: SiteConfig, settings: Settings, out: Path | None = None) -> 
     """The answers of this site up to its first round of training, as if no other site answered;
     none where its policy refuses the settings. Into the folder `out` they are written as they would
     be sent."""
-    torch.set_num_threads(1)
+    on_one_thread()
     assessment = assess_settings(config, settings)
     if assessment.refusals:
         return Attempt(refusals=assessment.refusals)

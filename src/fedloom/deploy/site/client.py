@@ -15,6 +15,7 @@ from fedloom.core.evaluate import model_at
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import Moment
 from fedloom.core.site import Visit
+from fedloom.core.threads import on_one_thread
 from fedloom.data import FederatedData, RemoteData, Source, federate, load
 from fedloom.data.local import input_columns
 from fedloom.deploy.project.schema import Schema, check_site, site_schema
@@ -94,7 +95,7 @@ class SiteData:
 
     def node(self) -> Node:
         """The site as the other end of the server's messages."""
-        torch.set_num_threads(1)  # the bytes of a sum depend on how many threads share it
+        on_one_thread()
         _ = self.schema  # data that was changed since the introduction is refused here
         experiment = self.experiment()
         folder = self.config.state / self.settings.experiment

@@ -105,6 +105,7 @@ class FisherMeasure(LayerMeasure[FisherResult, _ClientRow]):
 def _numbers(
     own: Tensor, y_own: Tensor, others: Tensor, y_others: Tensor, classes: int
 ) -> FisherNumbers[float]:
+    own, others = own.double(), others.double()
     ratios = fisher(own, others)
     by_class = fisher_within_classes(own, y_own, others, y_others, classes)
     joint = discriminant(own, others) if own.shape[1] <= WIDEST_DISCRIMINANT else None

@@ -97,7 +97,6 @@ class MdlResult:
 ESTIMATORS: dict[str, Callable[..., CodeLength]] = {"online": mdl_online, "reprieve": mdl_reprieve}
 FEWEST_ROWS = 20
 """A client with fewer rows of its own has no code worth a number."""
-WORKERS = 2
 EVERYBODY = -1
 """Stands for a client's id where the rows of all are coded together."""
 
@@ -187,7 +186,6 @@ class MdlMeasure(Measure[MdlResult]):
             {digest: labels[key] for digest, key in new.items()},
             self._classes,
             measure=ESTIMATORS[self.options.estimator],
-            workers=WORKERS,
             probe=self.options.probe,
         )
         for (data, layer, side), digest in digests.items():

@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from fedloom.analysis.overlap import Overlap, centroid_ratio, feature_collapse
+from fedloom.analysis.overlap import (
+    Overlap,
+    centroid_ratio,
+    collapse_of,
+    linear_discrimination,
+    overlap_of,
+)
 from fedloom.diagnose.charts import count_range, layer_table
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -85,12 +91,17 @@ class OverlapMeasure(LayerMeasure[OverlapResult, _ClientRow]):
             return
         first, second = (rows.nonzero().flatten()[:n] for rows in (seen, ~seen))
         unseen_labels = client.balanced.y[~seen]
-        before, after = (client.model(side).features(client.balanced) for side in SIDES)
-        for layer, start in before.items():
-            moved = after[layer]
-            collapse = feature_collapse(
-                local=(moved[first], moved[second]), reference=(start[first], start[second])
+        before, after = (client.model(side) for side in SIDES)
+        for layer in before.features(client.balanced):
+            start, moved = (model.few_columns(client.balanced, layer) for model in (before, after))
+            reference, local = (
+                overlap_of(near[first], near[second], linear_discrimination(z[first], z[second]))
+                for near, z in (
+                    (start, before.features(client.balanced)[layer]),
+                    (moved, after.features(client.balanced)[layer]),
+                )
             )
+            collapse = collapse_of(local, reference)
             self.tables[layer].append(
                 _ClientRow(
                     client=client.cid,

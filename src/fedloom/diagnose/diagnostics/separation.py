@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
-from torch import Tensor
-
-from fedloom.analysis.separation import Separation, class_separation
+from fedloom.analysis.separation import Separation, plain_and_debiased_separation
 from fedloom.diagnose.charts import bars, newest, over_rounds
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -65,14 +63,15 @@ class SeparationMeasure(LayerMeasure[SeparationResult, _ClientRow]):
         y = client.test.y
         before, after = (client.model(side).features(client.test) for side in SIDES)
         for layer, z in before.items():
-            used = class_separation(z, y)
+            start = plain_and_debiased_separation(z, y)
+            end = plain_and_debiased_separation(after[layer], y)
             self.tables[layer].append(
                 _ClientRow(
                     client=client.cid,
-                    n=used.n,
-                    classes=used.classes,
-                    before=_numbers(used, z, y),
-                    after=_numbers(class_separation(after[layer], y), after[layer], y),
+                    n=start[0].n,
+                    classes=start[0].classes,
+                    before=_numbers(*start),
+                    after=_numbers(*end),
                 )
             )
 
@@ -88,8 +87,7 @@ class SeparationMeasure(LayerMeasure[SeparationResult, _ClientRow]):
         )
 
 
-def _numbers(plain: Separation, z: Tensor, y: Tensor) -> SeparationNumbers[float]:
-    debiased = class_separation(z, y, debiased=True)
+def _numbers(plain: Separation, debiased: Separation) -> SeparationNumbers[float]:
     return SeparationNumbers(plain.value, plain.null, debiased.value)
 
 
