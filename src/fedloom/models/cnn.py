@@ -135,7 +135,10 @@ def _conv(
     padding: int = 0,
     act: type[nn.ReLU] | type[nn.LeakyReLU] = nn.ReLU,
 ) -> nn.Sequential:
-    """Convolution, 2x2 max pooling, activation."""
-    return nn.Sequential(
-        nn.Conv2d(width_in, width, kernel, padding=padding), nn.MaxPool2d(2), act()
-    )
+    """Convolution, 2x2 max pooling and activation, in the order that gives the bits of pooling
+    last: two neighbours can be the same number behind a LeakyReLU, and then another gets the
+    gradient."""
+    behind = [nn.MaxPool2d(2), act()]
+    if act is not nn.ReLU:
+        behind.reverse()
+    return nn.Sequential(nn.Conv2d(width_in, width, kernel, padding=padding), *behind)
