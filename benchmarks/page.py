@@ -75,14 +75,15 @@ def scale() -> str:
                 f"{r['clients']:,}",
                 f"{r['cohort']:,}",
                 *([f"{r[group]:,}"] if group in names else []),
-                f"{r['setup_seconds']:.1f}",
-                f"{r['seconds_per_round']:.3f}",
+                f"{r['setup_cpu_seconds']:.1f}",
+                f"{r['cpu_seconds_per_round']:.3f}",
                 f"{r['peak_MB']:.0f}",
             ]
             for r in found[group]["readings"]
         ]
         head = ["method", "engine", "clients", "a round"]
-        head += [*([names[group]] if group in names else []), "set-up s", "s a round", "peak MB"]
+        head += [names[group]] if group in names else []
+        head += ["set-up, CPU s", "a round, CPU s", "peak MB"]
         parts.append(rows(head, body))
         if lines := found[group]["fits"]:
             parts.append(_fits(lines))
@@ -99,8 +100,32 @@ def scale() -> str:
     return "\n\n".join(parts)
 
 
+def scale_alone() -> str:
+    """Seconds by the clock, from when the machine did nothing else."""
+    found = read("scale_alone")
+    body = [
+        [
+            r["method"],
+            r["engine"],
+            f"{r['clients']:,}",
+            f"{r['cohort']:,}",
+            f"{r['seconds_per_round']:.3f}",
+            f"{r['cpu_seconds_per_round']:.3f}",
+            f"{r['peak_MB']:.0f}",
+        ]
+        for group in ("population", "participants")
+        for r in found[group]["readings"]
+    ]
+    head = ["method", "engine", "clients", "a round", "s a round"]
+    lines = [line for group in ("population", "participants") for line in found[group]["fits"]]
+    by_clock = [f for f in lines if f["of"].endswith("pool") and "cohort" in f["fit"]]
+    table = rows([*head, "of it CPU s of the main process", "peak MB"], body)
+    return f"{table}\n\n{_fits(by_clock)}"
+
+
 def _fits(lines: list[dict]) -> str:
-    kept = [f for f in lines if f["fit"].startswith(("seconds_per_round", "peak_MB"))]
+    shown = ("setup_cpu_seconds", "cpu_seconds_per_round", "peak_MB")
+    kept = [f for f in lines if f["fit"].startswith(shown)]
     said = [
         f"- {f['of']}: {f['fit'].split(' = ')[0].replace('_', ' ')} ="
         f" {f['a']:.4g} + {f['b']:.3g} x {f['fit'].split()[-1]}"
@@ -577,6 +602,7 @@ PLACES = {
         "speed": speed,
         "tricks": tricks,
         "scale": scale,
+        "scale_alone": scale_alone,
         "small_clients": small_clients,
         "fedpac_server": fedpac_server,
         "start": start,
