@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +25,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from fedloom.collector import uncollected
 from fedloom.deploy.cli import Imports, deploy_app
 from fedloom.deploy.operations.audit_cli import audit_app
 from fedloom.deploy.operations.cli import dossier, purge
@@ -202,9 +204,10 @@ def run_command(
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
-    from fedloom.launch.start import check_policy, engine_of, start
-    from fedloom.launch.terminal import profile_table, summary_table
-    from fedloom.runs.experiment import Experiment
+    with uncollected():
+        from fedloom.launch.start import check_policy, engine_of, start
+        from fedloom.launch.terminal import profile_table, summary_table
+        from fedloom.runs.experiment import Experiment
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     with (
@@ -245,8 +248,9 @@ def compare_command(
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
-    from fedloom.launch.compare import compare
-    from fedloom.launch.terminal import comparison_table
+    with uncollected():
+        from fedloom.launch.compare import compare
+        from fedloom.launch.terminal import comparison_table
 
     folder = chosen.out or _new_folder("compare")
     common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
@@ -297,8 +301,9 @@ def tune_command(
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
-    from fedloom.tuning.terminal import best_table, trials_table
-    from fedloom.tuning.tune import rates, tune
+    with uncollected():
+        from fedloom.tuning.terminal import best_table, trials_table
+        from fedloom.tuning.tune import rates, tune
 
     folder = chosen.out or _new_folder("tune")
     common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "model"})
@@ -343,8 +348,9 @@ def check_command(
     Exit status 1: there is something that a training would fail on.
     """
     chosen = RunConfig.read(None, overrides or (), {**flags, "data": data})
-    from fedloom.advice.check import check
-    from fedloom.advice.terminal import check_page
+    with uncollected():
+        from fedloom.advice.check import check
+        from fedloom.advice.terminal import check_page
 
     checked = check(data, group=group, **_written(chosen))
     _show(None if as_json else check_page(checked))
@@ -384,8 +390,9 @@ def advise_command(
     command once more with --out goes on where it stopped.
     """
     chosen = RunConfig.read(config, overrides or (), {**flags, "data": data})
-    from fedloom.advice.advise import advise
-    from fedloom.advice.terminal import advice_page
+    with uncollected():
+        from fedloom.advice.advise import advise
+        from fedloom.advice.terminal import advice_page
 
     folder = chosen.out or _new_folder("advise")
     with _stoppable(folder, again=f"the same command with --out {folder}"):
@@ -421,8 +428,9 @@ def resume(
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
     _refuse_settings(context.args)
-    from fedloom.launch.start import resume as go_on
-    from fedloom.launch.terminal import summary_table
+    with uncollected():
+        from fedloom.launch.start import resume as go_on
+        from fedloom.launch.terminal import summary_table
 
     with _stoppable(str(run), log=log), _loggers(log) as loggers, _bar(quiet) as bar:
         result = go_on(
@@ -460,7 +468,8 @@ def report_command(
 ) -> None:
     """One self-contained HTML page: tables with tests, curves, clients, diagnostics."""
     load_extensions(imports or ())
-    from fedloom.report.page import report
+    with uncollected():
+        from fedloom.report.page import report
 
     path = report(runs, to, targets=target or (), csv=csv, latex=latex)
     if not as_json:
@@ -485,10 +494,11 @@ def partition(
     """Divide a data set; print and save the table of clients and classes and a bubble plot."""
     _check_keys(overrides or (), DIVIDING)
     chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed}).imported()
-    from fedloom.data.picture import bubble_svg
-    from fedloom.files import write_atomic
-    from fedloom.launch.terminal import partition_table
-    from fedloom.runs.experiment import federated
+    with uncollected():
+        from fedloom.data.picture import bubble_svg
+        from fedloom.files import write_atomic
+        from fedloom.launch.terminal import partition_table
+        from fedloom.runs.experiment import federated
 
     data = federated(chosen)
     record = {"clients": len(data), "fingerprint": data.partition.fingerprint}
@@ -520,7 +530,8 @@ def list_command(
 ) -> None:
     """What there is: methods and terms, models, data, partitions, protocols and more."""
     load_extensions(imports or ())
-    from fedloom.catalogue import catalogue, catalogue_table
+    with uncollected():
+        from fedloom.catalogue import catalogue, catalogue_table
 
     entries = catalogue(kind)
     _show(None if as_json else catalogue_table(kind, entries, out.width))
@@ -577,8 +588,9 @@ def verify(
     not as recorded, 2: it cannot be checked, or nothing of it could be computed again.
     """
     before_command.failure = 2
-    from fedloom.verification.check import verify as verify_run
-    from fedloom.verification.terminal import numbers, verdict, verification_table
+    with uncollected():
+        from fedloom.verification.check import verify as verify_run
+        from fedloom.verification.terminal import numbers, verdict, verification_table
 
     result = verify_run(
         run,
@@ -620,10 +632,11 @@ def diagnose(
 
     Looks at the newest checkpoint and writes diagnostics.jsonl in the run folder.
     """
-    from fedloom.diagnose.measure import Options
-    from fedloom.diagnose.recorder import diagnose as diagnose_run
-    from fedloom.diagnose.terminal import Steps, findings_table
-    from fedloom.record import dump
+    with uncollected():
+        from fedloom.diagnose.measure import Options
+        from fedloom.diagnose.recorder import diagnose as diagnose_run
+        from fedloom.diagnose.terminal import Steps, findings_table
+        from fedloom.record import dump
 
     options = Options(estimator, probe)
     with Steps(err, quiet) as steps:
@@ -650,7 +663,8 @@ def show(
 ) -> None:
     """What a name means: of a method algorithm, hyper-parameters, deviations, traffic and cost."""
     load_extensions(imports or ())
-    from fedloom.catalogue import page
+    with uncollected():
+        from fedloom.catalogue import page
 
     out.print(page(name, out.width), markup=False, highlight=False, soft_wrap=True)
 
@@ -829,7 +843,7 @@ def main() -> None:
         sys.argv = [sys.argv[0], "--debug", *(word for word in sys.argv[1:] if word != "--debug")]
     try:
         with naming_lack_of_memory("fedloom"):
-            app()
+            _program_for(sys.argv[1:])()
     except FedloomError as e:
         if before_command.debug:
             traceback.print_exc()
@@ -844,6 +858,23 @@ def main() -> None:
         else:
             err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(before_command.failure)
+
+
+def _program_for(words: Sequence[str]) -> typer.Typer:
+    """The program with no other command than the one these words name: Typer makes every flag of
+    every command there is."""
+    asked = next((word for word in words if not word.startswith("-")), None)
+    named = [command for command in app.registered_commands if _command_name(command) == asked]
+    if not named:  # help, a group of commands, or no command at all
+        return app
+    alone = copy(app)
+    alone.registered_commands, alone.registered_groups = named, []
+    return alone
+
+
+def _command_name(command: typer.models.CommandInfo) -> str:
+    assert command.callback is not None
+    return command.name or command.callback.__name__
 
 
 def _printable(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fedloom.collector import uncollected
 from fedloom.deploy.cli import Imports
 from fedloom.errors import BadInput
 
@@ -49,7 +50,8 @@ def export(
 
     Raw rows go in: normalisation is inside. All formats but safetensors need no fedloom.
     """
-    from fedloom.serving.export import export as export_model
+    with uncollected():
+        from fedloom.serving.export import export as export_model
 
     folder = export_model(_model(run, client, imports), format, to)
     names = sorted(file.name for file in folder.iterdir())
@@ -73,8 +75,9 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict rows with a client's model: classes by name, with their probabilities."""
-    from fedloom.files import write_atomic
-    from fedloom.serving.row_files import read_rows
+    with uncollected():
+        from fedloom.files import write_atomic
+        from fedloom.serving.row_files import read_rows
 
     model = _model(run, client, imports)
     named = read_rows(rows, model.card)
@@ -127,9 +130,10 @@ def adapt(
     The run is only read. The model is scored beside the one that was received and one that the
     newcomer trained alone, with the same rows and epochs.
     """
-    from fedloom.launch.opened import open as open_run
-    from fedloom.launch.terminal import adapted_table
-    from fedloom.serving.export import empty_folder
+    with uncollected():
+        from fedloom.launch.opened import open as open_run
+        from fedloom.launch.terminal import adapted_table
+        from fedloom.serving.export import empty_folder
 
     if _is_model(run):
         raise BadInput(
@@ -175,7 +179,8 @@ def serve(
 
     It knows no passwords: beyond this machine, put a gateway with authentication before it.
     """
-    from fedloom.serving.app import Limits, serve_models
+    with uncollected():
+        from fedloom.serving.app import Limits, serve_models
 
     models = _models(run, imports)
 
@@ -190,8 +195,9 @@ def _is_model(path: Path) -> bool:
 
 
 def _model(run: Path, client: str | None, imports: list[str] | None) -> PersonalModel:
-    from fedloom.launch.opened import open as open_run
-    from fedloom.serving.model import PersonalModel
+    with uncollected():
+        from fedloom.launch.opened import open as open_run
+        from fedloom.serving.model import PersonalModel
 
     if _is_model(run):
         model = PersonalModel.load(run, imports)
@@ -207,8 +213,9 @@ def _model(run: Path, client: str | None, imports: list[str] | None) -> Personal
 
 
 def _models(run: Path, imports: list[str] | None) -> Models:
-    from fedloom.launch.opened import open as open_run
-    from fedloom.serving.app import Models
+    with uncollected():
+        from fedloom.launch.opened import open as open_run
+        from fedloom.serving.app import Models
 
     if _is_model(run):
         model = _model(run, None, imports)

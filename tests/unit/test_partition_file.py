@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedloom.data.partition import ClientRows, Partition
+from fedloom.data.partition.assignment import SOME, PackedRows
 from fedloom.errors import BadInput
 
 
@@ -33,6 +35,28 @@ def test_save_and_load(partition, tmp_path):
     assert back.to_json() == partition.to_json()
     assert back.clients[1].val.tolist() == [3]
     assert back.shared["test"].tolist() == [5, 6]
+
+
+def test_many_clients_are_hashed_and_written_as_one_by_one():
+    """Some hold nothing of a split; digests and files are what they were when all were objects."""
+    draw = np.random.default_rng(0)
+    clients = [
+        ClientRows(*(draw.integers(0, 50, size) for size in draw.integers(0, 4, 3)))
+        for _ in range(2 * SOME + 1)
+    ]
+    digest = hashlib.sha256()
+    for rows in (rows for client in clients for rows in client):
+        digest.update(len(rows.tobytes()).to_bytes(8, "little") + rows.tobytes())
+    partition = Partition(clients)
+    assert partition.fingerprint == digest.hexdigest()
+    written = json.dumps([[rows.tolist() for rows in client] for client in clients])
+    assert f'"clients": {written}, ' in partition.to_json()
+    labels = draw.integers(0, 5, 50)
+    for split in ("train", "val", "test"):
+        one_by_one = [np.bincount(labels[getattr(c, split)], minlength=5) for c in clients]
+        assert partition.counts(labels, 5, split).tolist() == np.stack(one_by_one).tolist()
+        assert partition.packed.has(split)
+    assert not PackedRows.of([ClientRows(np.array([1]))]).has("val")
 
 
 def test_names_of_clients_are_saved_beside_the_rows(partition, tmp_path):

@@ -226,7 +226,7 @@ class _Work:
 def _held_out(data: FederatedData) -> float:
     """How many rows every seed holds out anew for each that it trains on; 0 where the split has
     validation rows."""
-    has_validation_rows = bool(data.partition.packed.sizes[:, 1].any())
+    has_validation_rows = data.partition.packed.has("val")
     return 0.0 if has_validation_rows else SHARE / (1 - SHARE)
 
 

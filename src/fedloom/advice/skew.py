@@ -145,8 +145,8 @@ def _share_between(values: Floats, cells: Ints) -> float:
 
 def _held(data: FederatedData) -> tuple[Ints, Ints]:
     """The training rows of all clients, and who holds each."""
-    trains = [client.train for client in data.partition.clients]
-    return np.concatenate(trains), np.repeat(np.arange(len(trains)), [len(t) for t in trains])
+    packed = data.partition.packed
+    return packed.split("train"), np.repeat(np.arange(len(packed)), packed.sizes[:, 0])
 
 
 def _called(data: FederatedData, rows: Ints, holders: Ints) -> Ints:

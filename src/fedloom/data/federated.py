@@ -206,8 +206,7 @@ class FederatedData:
 
     def training_targets(self) -> Tensor:
         """The targets of all clients' training rows, in the order of clients."""
-        trains = [client.train for client in self.partition.clients]
-        return torch.from_numpy(np.asarray(self.source.y)[np.concatenate(trains)])
+        return torch.from_numpy(np.asarray(self.source.y)[self.partition.packed.split("train")])
 
     def scaled_as(self, federation: FederatedData) -> FederatedData:
         """The same rows, normalised by what the clients of another federation have in common; with
@@ -234,8 +233,8 @@ class FederatedData:
 
     @cached_property
     def _common_scaling(self) -> Scaling:
-        trains = [client.train for client in self.partition.clients]
-        return Scaling.over(self.source.x, np.unique(np.concatenate(trains)), self.fields)
+        trains = self.partition.packed.split("train")
+        return Scaling.over(self.source.x, np.unique(trains), self.fields)
 
     @cached_property
     def _site_scalings(self) -> dict[int, Scaling]:

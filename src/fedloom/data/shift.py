@@ -119,7 +119,7 @@ def apply(
                 f"{call.name} changes classes, and data {source.name!r} has {source.targets}; leave"
                 " it out of shift"
             )
-        sizes = tuple(len(client.all) for client in partition.clients)
+        sizes = tuple(partition.packed.sizes.sum(axis=1).tolist())
         shift = shift.then(shifts.build(call, sizes=sizes, classes=source.classes, seed=seed))
     recipe = {**partition.recipe, "shift": expression}
     partition = replace(partition, label_maps=shift.label_maps, recipe=recipe)

@@ -5,19 +5,20 @@ Every split is at random and not stratified. A client with a single row keeps it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from fedloom.data.partition.assignment import ClientRows
+from fedloom.data.partition.assignment import ClientRows, PackedRows
 from fedloom.data.partition.draw import (
     Ints,
     apportion,
     class_totals,
     empty,
     rng,
+    sort_in_parts,
     take,
     whole,
 )
@@ -37,7 +38,7 @@ DealtRows = Literal["all", "train"]
 class Divided:
     """What a split makes: three sets of rows per client, and test sets that belong to no client."""
 
-    clients: tuple[ClientRows, ...]
+    clients: Sequence[ClientRows]
     shared: Mapping[str, Ints]
 
 
@@ -196,16 +197,20 @@ def dualfed(train: int = 500, share: float = 0.8, *, dealer: Dealer) -> Divided:
     return Divided(tuple(clients), {})
 
 
-def _ratio(parts: list[Ints], train: float, val: float, seed: int) -> tuple[ClientRows, ...]:
-    clients = []
+def _ratio(parts: list[Ints], train: float, val: float, seed: int) -> PackedRows:
+    sizes = np.array([len(rows) for rows in parts])
+    if lacking := np.flatnonzero(sizes == 0).tolist():
+        raise PartitionError(
+            f"client {lacking[0]} has no training rows; use a split that merges pools"
+        )
+    shuffled, end = np.empty(sizes.sum(), dtype=np.int64), 0
     for i, rows in enumerate(parts):
-        if not len(rows):
-            raise PartitionError(f"client {i} has no training rows; use a split that merges pools")
-        shuffled = rng(seed, "split", i).permutation(rows)
-        first = max(1, int(train * len(rows) + 1e-9))
-        second = max(first, int((train + val) * len(rows) + 1e-9))
-        clients.append(_sorted(shuffled[:first], shuffled[first:second], shuffled[second:]))
-    return tuple(clients)
+        begin, end = end, end + len(rows)
+        shuffled[begin:end] = rng(seed, "split", i).permutation(rows)
+    first = np.maximum(1, (train * sizes + 1e-9).astype(np.int64))
+    second = np.maximum(first, ((train + val) * sizes + 1e-9).astype(np.int64))
+    of_splits = np.stack([first, second - first, sizes - second], axis=1)
+    return PackedRows(sort_in_parts(shuffled, of_splits.ravel()), of_splits)
 
 
 def _drawn_alike(

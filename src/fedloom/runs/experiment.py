@@ -63,7 +63,7 @@ class Experiment:
         Sites of a deployment know themselves which rows they have.
         """
         split = self.protocol.split
-        has_val = isinstance(self.data, RemoteData) or _some_rows(self.data, "val")
+        has_val = isinstance(self.data, RemoteData) or self.data.partition.packed.has("val")
         return (split, "val") if has_val and split != "val" else (split,)
 
     @classmethod
@@ -332,13 +332,8 @@ def _check_data(protocol: Protocol, data: FederatedData | RemoteData, newcomers:
     if protocol.select == "best_val":
         needed.add("val")
     for split in sorted(needed):
-        if not _some_rows(data, split):
+        if not data.partition.packed.has(split):
             raise BadInput(
                 f"no client has {split} rows, which this protocol scores;"
                 f" choose a split with {split} rows, for instance 'merged(train=0.6, val=0.2)'"
             )
-
-
-def _some_rows(data: FederatedData, split: str) -> bool:
-    """Has any client rows of this split?"""
-    return any(len(getattr(rows, split)) for rows in data.partition.clients)

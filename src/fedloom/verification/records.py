@@ -74,7 +74,7 @@ class RunRecords:
         if not self.paths.partition.is_file():
             return False
         partition = Partition.load(self.paths.partition)
-        return not any(len(rows) for client in partition.clients for rows in client)
+        return not len(partition.packed.rows)
 
     def where(self, step: int) -> str:
         """A step in words."""

@@ -7,10 +7,12 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedloom.data.partition.draw import Ints, class_totals, empty
 from fedloom.errors import BadInput
@@ -18,6 +20,9 @@ from fedloom.files import parse_json, read_regular, write_atomic
 
 FORMAT = "fedloom partition 1"
 SplitName = Literal["train", "val", "test"]
+SOME = 100
+"""Clients whose rows are written or hashed at a time: lists of more of them only busy the garbage
+collector."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,23 +43,32 @@ class ClientRows:
 
 
 class PackedRows(Sequence[ClientRows]):
-    """The rows of all clients in one array.
+    """The rows of all clients in one array: train, validation and test of one after the other.
 
     Separate arrays for each split of each of 100,000 clients would take four times the memory, and
-    a second to send to a worker.
+    a second to send to a worker. What concerns all clients is asked of the one array, as it takes
+    a million clients many seconds to become objects.
 
-    >>> packed = PackedRows([ClientRows(np.array([4, 2])), ClientRows(np.array([7]))])
-    >>> len(packed), packed[1].train, packed[-2].all
-    (2, array([7]), array([4, 2]))
+    >>> packed = PackedRows.of([ClientRows(np.array([4, 2])), ClientRows(np.array([7]))])
+    >>> len(packed), packed[1].train, packed[-2].all, packed.split("train")
+    (2, array([7]), array([4, 2]), array([4, 2, 7]))
     """
 
-    def __init__(self, clients: Iterable[ClientRows]) -> None:
+    def __init__(self, rows: Ints, sizes: Ints) -> None:
+        self.rows = rows
+        self.sizes = sizes
+        """Rows of each client's train, validation and test. [N, 3]"""
+        self._ends = np.concatenate([[0], np.cumsum(sizes)])
+
+    @classmethod
+    def of(cls, clients: Iterable[ClientRows]) -> PackedRows:
+        """The same of clients one by one."""
         parts = [rows for client in clients for rows in client]
-        self.rows: Ints = np.concatenate([empty(), *parts])
-        self._ends = np.cumsum([0, *map(len, parts)])
+        sizes = np.fromiter(map(len, parts), np.int64, len(parts)).reshape(-1, 3)
+        return cls(np.concatenate([empty(), *parts]), sizes)
 
     def __len__(self) -> int:
-        return len(self._ends) // 3
+        return len(self.sizes)
 
     @overload
     def __getitem__(self, at: int) -> ClientRows: ...
@@ -67,11 +81,44 @@ class PackedRows(Sequence[ClientRows]):
         a, b, c, d = self._ends[first : first + 4].tolist()
         return ClientRows(self.rows[a:b], self.rows[b:c], self.rows[c:d])
 
-    @property
-    def sizes(self) -> Ints:
-        """Rows of each client's train, validation and test. [N, 3]"""
-        sizes: Ints = np.diff(self._ends).reshape(-1, 3)
-        return sizes
+    def split(self, name: SplitName) -> Ints:
+        """The rows of one split, in the order of clients."""
+        return self.rows[np.repeat(np.tile(_of_split(name), len(self)), self.sizes.ravel())]
+
+    def has(self, name: SplitName) -> bool:
+        """Whether any client has rows of this split."""
+        return bool(self.sizes[:, _of_split(name)].any())
+
+    def counts(self, labels: Ints, classes: int, split: SplitName | None = None) -> Ints:
+        """Samples of each client and class, of one split or of all. [N, K]"""
+        rows = self.rows if split is None else self.split(split)
+        sizes = self.sizes.sum(axis=1) if split is None else self.sizes @ _of_split(split)
+        cells = np.repeat(np.arange(len(self)) * classes, sizes) + labels[rows]
+        return class_totals(cells, len(self) * classes).reshape(-1, classes)
+
+    def plain(self) -> Iterator[list[list[list[int]]]]:
+        """Some clients at a time, as lists of numbers."""
+        for ends in self._some_ends():
+            numbers = self.rows[ends[0] : ends[-1]].tolist()
+            parts = [numbers[a:b] for a, b in pairwise((ends - ends[0]).tolist())]
+            yield [parts[i : i + 3] for i in range(0, len(parts), 3)]
+
+    def framed(self) -> Iterator[Ints]:
+        """Some clients at a time, every split's rows after how many bytes they are."""
+        for ends in self._some_ends():
+            rows = self.rows[ends[0] : ends[-1]]
+            yield np.insert(rows, ends[:-1] - ends[0], 8 * np.diff(ends))
+
+    def _some_ends(self) -> Iterator[Ints]:
+        """Where the splits of some clients begin and end: of all at a time, what is made of them
+        would be as large as the rows."""
+        for first in range(0, len(self), SOME):
+            yield self._ends[3 * first : 3 * (first + SOME) + 1]
+
+
+def _of_split(name: SplitName) -> NDArray[np.bool_]:
+    """Which of train, validation and test it is."""
+    return np.array([name == other for other in get_args(SplitName)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +149,7 @@ class Partition:
     def packed(self) -> PackedRows:
         """`clients`, for questions about all of them at once."""
         clients = self.clients
-        return clients if isinstance(clients, PackedRows) else PackedRows(clients)
+        return clients if isinstance(clients, PackedRows) else PackedRows.of(clients)
 
     @property
     def client_names(self) -> list[str]:
@@ -114,17 +161,18 @@ class Partition:
         """Sha256 over all rows and label maps, not the names: two partitions have the same one
         exactly where their clients hold the same."""
         digest = hashlib.sha256()
+        for rows in self.packed.framed():
+            digest.update(rows.astype("<i8").tobytes())
         maps = [] if self.label_maps is None else [self.label_maps.ravel()]
         shared = [part for name, rows in sorted(self.shared.items()) for part in (name, rows)]
-        for part in [*(rows for client in self.clients for rows in client), *shared, *maps]:
+        for part in [*shared, *maps]:
             data = part.encode() if isinstance(part, str) else part.astype("<i8").tobytes()
             digest.update(len(data).to_bytes(8, "little") + data)
         return digest.hexdigest()
 
     def counts(self, labels: Ints, classes: int, split: SplitName | None = None) -> Ints:
         """Samples of each client and class, of one split or of all. [N, K]"""
-        rows_of = [c.all if split is None else getattr(c, split) for c in self.clients]
-        table = np.stack([class_totals(labels[rows], classes) for rows in rows_of])
+        table = self.packed.counts(labels, classes, split)
         if self.label_maps is None:
             return table
         renamed = np.zeros_like(table)
@@ -145,8 +193,8 @@ class Partition:
             "label_maps": None if maps is None else maps.tolist(),
             **({"client_names": list(self.names)} if self.names else {}),
         }
-        # Client by client: as Python numbers, rows take many times the memory of the array.
-        clients = ", ".join(json.dumps([r.tolist() for r in client]) for client in self.clients)
+        # Some at a time: as Python numbers, rows take many times the memory of the array.
+        clients = ", ".join(json.dumps(some)[1:-1] for some in self.packed.plain())
         return f'{json.dumps(head)[:-1]}, "clients": [{clients}], {json.dumps(tail)[1:]}'
 
     @classmethod

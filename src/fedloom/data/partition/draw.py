@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,29 @@ def _enough(counts: Ints, totals: Ints, sharing: bool) -> None:
         f"class {k} has {totals[k]} rows but the clients need {needed[k]}; "
         f"ask for at most {fits} rows per client{otherwise}"
     )
+
+
+def in_parts(rows: Ints, sizes: Ints) -> list[Ints]:
+    """Consecutive parts of these sizes, as views.
+
+    >>> [part.tolist() for part in in_parts(np.array([7, 3, 5]), np.array([2, 0, 1]))]
+    [[7, 3], [], [5]]
+    """
+    ends = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+    return [rows[a:b] for a, b in pairwise(ends)]
+
+
+def sort_in_parts(rows: Ints, sizes: Ints) -> Ints:
+    """Sort each of these consecutive parts, in place and all at once.
+
+    >>> sort_in_parts(np.array([7, 3, 5, 1]), np.array([2, 2])).tolist()
+    [3, 7, 1, 5]
+    """
+    apart = np.repeat(np.arange(len(sizes)) * (rows.max(initial=0) + 1), sizes)
+    rows += apart
+    rows.sort()
+    rows -= apart
+    return rows
 
 
 def empty() -> Ints:

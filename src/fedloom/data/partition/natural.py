@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.data.partition.draw import Ints, rng, whole
+from fedloom.data.partition.draw import Ints, in_parts, rng, sort_in_parts, whole
 from fedloom.data.partition.registry import partitions
 from fedloom.errors import PartitionError
 
@@ -52,14 +52,16 @@ def by_user(min_size: int = 1, *, user: Ints | None) -> list[Ints]:
             "by_user needs data with natural users, and this source names none; "
             "name the column of a table by client=... (--client on the command line)"
         )
-    ids, sizes = np.unique(user, return_counts=True)
+    _, sizes = np.unique(user, return_counts=True)
     if not (sizes >= min_size).any():
         raise PartitionError(f"no user has {min_size} rows; the largest has {sizes.max()}")
-    return [np.flatnonzero(user == u) for u in ids[sizes >= min_size]]
+    theirs = in_parts(np.argsort(user, kind="stable"), sizes)
+    return [rows for rows in theirs if len(rows) >= min_size]
 
 
 @partitions
 def iid(*, rows: int, clients: int, seed: int) -> list[Ints]:
     """Rows shuffled and dealt out; client sizes differ by one at most."""
     shuffled = rng(seed, "iid").permutation(rows)
-    return [np.sort(part) for part in np.array_split(shuffled, clients)]
+    sizes = rows // clients + (np.arange(clients) < rows % clients)
+    return in_parts(sort_in_parts(shuffled, sizes), sizes)
