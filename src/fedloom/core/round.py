@@ -21,7 +21,7 @@ from fedloom.core.rng import rng_scope
 from fedloom.core.secure.numbers import Numbers
 from fedloom.core.secure.slices import SECURE
 from fedloom.core.secure.upload import TYPES, MaskedSum, clear_part
-from fedloom.core.tree import State, Tree, clone, select
+from fedloom.core.tree import State, Tree, clone, select, with_own_memory
 from fedloom.errors import LeakError
 
 
@@ -123,7 +123,7 @@ class Round:
         gathered = {n: t for n, t in up.state.items() if n != METHOD and self._part_of[n].gathers}
         if self._gathered and METHOD in up.state:
             gathered[METHOD] = select(up.state[METHOD], self._gathered)
-        self.ups[cid] = Up(gathered, up.n, up.metrics)
+        self.ups[cid] = Up(with_own_memory(gathered), up.n, up.metrics)
         for name, tree in up.state.items():
             with naming_hooks(f"on the server for client {cid}, {self.plan}"):
                 weight = weight_of(self, name, cid, up)

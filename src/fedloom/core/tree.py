@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ Tree = dict[str, Tensor]
 """Key such as "body.0.weight" -> tensor; buffers included, tied tensors once."""
 State = dict[str, Tree]
 """Slice -> tree; a slice is named after the part that writes it."""
+ALIGNMENT = 64
+"""Bytes: where torch lets a tensor's memory begin."""
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
@@ -47,6 +49,23 @@ def plain_state(state: Mapping[str, Mapping[str, Tensor]]) -> State:
     return {n: {k: plain(v) for k, v in tree.items()} for n, tree in state.items()}
 
 
+def unstacked(stack: Tensor) -> Sequence[Tensor]:
+    """The parts of a dense stack, in its memory; or copies, where parts there would not be aligned
+    as torch aligns its own tensors, which the bits of a product may depend on."""
+    parts = stack.unbind()
+    if parts and parts[0].nbytes % ALIGNMENT:
+        return [part.clone() for part in parts]
+    return parts
+
+
+def with_own_memory(state: Mapping[str, Mapping[str, Tensor]]) -> State:
+    """The state without parts of larger tensors, which would keep all of these alive."""
+    return {
+        name: {k: v.clone() if v._is_view() else v for k, v in tree.items()}
+        for name, tree in state.items()
+    }
+
+
 def select(tree: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
     """The part of a tree under the given keys, in the tree's own order."""
     wanted = frozenset(keys)
@@ -69,7 +88,7 @@ def nbytes(state: Mapping[str, Mapping[str, Tensor]]) -> int:
     >>> nbytes({"model": {"w": torch.zeros(3, 4)}, "dbe": {"n": torch.tensor(1)}})
     56
     """
-    return sum(v.numel() * v.element_size() for tree in state.values() for v in tree.values())
+    return sum(v.numel() * v.itemsize for tree in state.values() for v in tree.values())
 
 
 class WeightedSum:

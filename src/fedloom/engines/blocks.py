@@ -25,11 +25,12 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
+from fedloom.engines.bundle import TOGETHER
 from fedloom.errors import FedloomError
 
 log = logging.getLogger("fedloom")
 
-SIZES = (64, 32, 16, 8)
+SIZES = TOGETHER[::-1]
 """Clients in a block. Few sizes, because each needs a trial of its own."""
 GAIN = 1.1
 """How many times faster a block must be than its clients one by one."""
