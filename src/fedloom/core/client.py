@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fedloom.core.adaptation import adapt, adapted_model
-from fedloom.core.block import Block
+from fedloom.core.block import Block, Member
 from fedloom.core.compression import NONE, RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
@@ -56,7 +56,7 @@ def clients_together(
     with timed("local training"), rng_scope("block"):
         for visit, stream in zip(visits, streams, strict=True):
             with stream, naming_hooks(f"at {visit.place}"):
-                calls.append(_Call(visit))
+                calls.append(_Call(visit, Member))
         _learn_together(Block([call.site for call in calls], watch))
         for call, stream in zip(calls, streams, strict=True):
             # Where this client's own call would be.
@@ -68,15 +68,16 @@ def clients_together(
 class _Call:
     """A client's call up to its training and from there on."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: Visit, site: type[Site] = Site) -> None:
         self.hostile = visit.program.hostile_at(visit.cid)
         if self.hostile is not None:
             visit = replace(visit, data=self.hostile.data(visit.data))
         self.visit, self.sent = visit, _marks(visit.down.state)
-        self.site = site = Site(visit)
-        self.arrived = _marks(site.down)
+        self.site = site(visit)
+        self.arrived = _marks(self.site.down)
         # A special round and an adaptation give back what was there, whatever was done to it.
-        self.kept = {} if site.plan.kind == "train" else clone_state(site.own)
+        trains = visit.down.plan.kind == "train"
+        self.kept = {} if trains else clone_state(self.site.own)
 
     def answer(self, ask: Ask | None) -> tuple[Up, State]:
         """What goes up and what is kept, measured and checked."""
