@@ -22,7 +22,7 @@ from fedloom.core.secure import client as secure
 from fedloom.core.secure.slices import SECURE, keep_secret
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
-from fedloom.core.tree import State, clone_state, plain_state
+from fedloom.core.tree import State, clone_state, plain_state, plain_states
 from fedloom.errors import LeakError
 
 _Marks = dict[tuple[str, str], tuple[int, int]]
@@ -41,7 +41,8 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
     with timed("local training"), rng_scope(*_key(visit)), naming_hooks(f"at {visit.place}"):
         call = _Call(visit)
         _learn(call.site)
-        return call.answer(ask)
+        up, kept = call.answer(ask)
+        return replace(up, state=plain_state(up.state)), plain_state(kept)
 
 
 def clients_together(
@@ -52,7 +53,7 @@ def clients_together(
     `watch` is called before every step and may raise.
     """
     streams = [Stream(*_key(visit)) for visit in visits]
-    calls, answers = [], []
+    calls, ups, kept = [], [], []
     with timed("local training"), rng_scope("block"):
         for visit, stream in zip(visits, streams, strict=True):
             with stream, naming_hooks(f"at {visit.place}"):
@@ -61,8 +62,12 @@ def clients_together(
         for call, stream in zip(calls, streams, strict=True):
             # Where this client's own call would be.
             with stream, naming_hooks(f"at {call.visit.place}"):
-                answers.append(call.answer(ask))
-    return answers
+                up, own = call.answer(ask)
+            ups.append(up)
+            kept.append(own)
+    sent = plain_states([up.state for up in ups])
+    answers = zip(ups, sent, plain_states(kept), strict=True)
+    return [(replace(up, state=state), own) for up, state, own in answers]
 
 
 class _Call:
@@ -80,7 +85,7 @@ class _Call:
         self.kept = {} if trains else clone_state(self.site.own)
 
     def answer(self, ask: Ask | None) -> tuple[Up, State]:
-        """What goes up and what is kept, measured and checked."""
+        """What goes up and what is kept, measured and checked; not plain yet."""
         visit, site = self.visit, self.site
         up, scores = _UPLOADS[site.plan.kind](site, self.kept, ask)
         # Both are compared: on another device `site.down` is a copy, and `receive` has run before
@@ -100,11 +105,12 @@ class _Call:
         state = left_out(leaving.state)
         if self.hostile is not None:
             state = self.hostile.upload(state, site.down, site.plan)
-        state, kept = plain_state(state), plain_state(left_out(kept))
+        kept = left_out(kept)
         if site.plan.kind == "train" and site.program.compression != NONE:
-            state, kept = self._compressed(state, kept)
+            state, kept = self._compressed(plain_state(state), plain_state(kept))
         leaving = replace(leaving, state=state)
         if site.program.secure is not None:
+            leaving = replace(leaving, state=plain_state(state))
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
 

@@ -66,6 +66,33 @@ def with_own_memory(state: Mapping[str, Mapping[str, Tensor]]) -> State:
     }
 
 
+def plain_states(states: Sequence[State]) -> list[State]:
+    """`plain_state` of several; those of alike clients as parts of stacks, a copy for each key."""
+    if len({_form(state) for state in states}) != 1:
+        return [plain_state(state) for state in states]
+    stacks = {
+        name: {k: unstacked(plain_stack([state[name][k] for state in states])) for k in tree}
+        for name, tree in states[0].items()
+    }
+    return [
+        {name: {k: parts[i] for k, parts in tree.items()} for name, tree in stacks.items()}
+        for i in range(len(states))
+    ]
+
+
+def _form(state: State) -> tuple[object, ...]:
+    """What stacks need to be alike."""
+    return tuple(
+        (name, *[(k, v.dtype, v.shape) for k, v in tree.items()]) for name, tree in state.items()
+    )
+
+
+@torch.no_grad()
+def plain_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one type and shape as one, dense and on the CPU."""
+    return torch.stack(tuple(tensors)).cpu().contiguous()
+
+
 def select(tree: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
     """The part of a tree under the given keys, in the tree's own order."""
     wanted = frozenset(keys)
@@ -117,12 +144,11 @@ class WeightedSum:
             self._dtype = {k: v.dtype for k, v in tree.items()}
             self._alike = dict(tree)
         else:
-            for k in self._dtype:
-                if k in self._alike:
-                    if tree[k] is self._alike[k]:
-                        continue
-                    self._sum[k] = self._alike.pop(k).detach().double() * self.weight
-                self._sum[k].add_(tree[k].detach().double(), alpha=weight)
+            for k in [k for k, v in self._alike.items() if tree[k] is not v]:
+                self._sum[k] = self._alike.pop(k).detach().double() * self.weight
+            if self._sum:
+                added = [tree[k].detach() for k in self._sum]
+                torch._foreach_add_(list(self._sum.values()), added, alpha=weight)
         self.weight += weight
 
     def sum(self) -> Tree:

@@ -18,9 +18,9 @@ SHARES_OF_SMALL = 2
 """The same of small clients, whose messages cost more beside what is computed."""
 MOST_CLIENTS = 64
 """In one message."""
-TOGETHER = (8, 16, 32, 64)
-"""Small clients go in portions of one of these sizes, each of which a worker can compute as one
-block, as long as there are so many for every worker."""
+TOGETHER = (8, 16, 32)
+"""Small clients go in portions of one of these sizes or twice the last, which a worker can compute
+as whole blocks, as long as there are so many for every worker."""
 SMALL_CLIENT = 32
 """Rows below which a client is small."""
 MOST_BYTES = 64 * 2**20

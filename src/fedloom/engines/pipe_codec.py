@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import State, unstacked
+from fedloom.core.tree import State, plain_stack, unstacked
 
 SMALL = 1 << 15
 """Bytes below which tensors are stacked."""
 
 _Kind = tuple[torch.dtype, torch.Size, int]
-"""Of the tensors in a stack; the number is 0, and another one for each large tensor."""
+"""Of the tensors in a stack. The number is the identity of what they may be a part of already; or,
+of a large tensor, which goes alone, its own."""
 
 
 def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
@@ -37,8 +38,8 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
         for tree in state.values():
             for value in tree.values():
                 if id(value) not in places:
-                    large = value.nbytes >= SMALL
-                    kind = value.dtype, value.shape, len(stacks) + 1 if large else 0
+                    alone = value if value.nbytes >= SMALL else value._base
+                    kind = value.dtype, value.shape, id(alone)
                     stack = stacks.setdefault(kind, [])
                     places[id(value)] = kind, len(stack)
                     stack.append(value)
@@ -57,10 +58,24 @@ def send(link: Connection, head: Any, states: Sequence[State] = ()) -> None:
         link.send_bytes(_memory(_stacked(stack)))
 
 
-@torch.no_grad()
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
-    whole = tensors[0] if len(tensors) == 1 else torch.stack(tuple(tensors))
-    return whole.cpu().contiguous()
+    first, whole = tensors[0], tensors[0]._base
+    if len(tensors) == 1:
+        return first.detach().cpu().contiguous()
+    if whole is not None and _is_stack_of(whole, tensors):
+        return whole
+    return plain_stack(tensors)
+
+
+def _is_stack_of(whole: Tensor, parts: Sequence[Tensor]) -> bool:
+    """Is it dense, and made of these parts of it in this order?"""
+    size = parts[0].numel()
+    return (
+        whole.shape == (len(parts), *parts[0].shape)
+        and (whole.is_cpu and whole.is_contiguous() and whole.dtype == parts[0].dtype)
+        and all(part.storage_offset() == i * size for i, part in enumerate(parts))
+        and all(part.is_contiguous() for part in parts)
+    )
 
 
 def receive(link: Connection) -> tuple[Any, list[State]]:
