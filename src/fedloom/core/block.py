@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from torch.func import vmap
 
 from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
-from fedloom.core.data import ClientData
+from fedloom.core.data import ClientData, inputs_side_by_side
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
 from fedloom.core.optimizers import clipped
@@ -129,18 +129,24 @@ class Block(Site):
             raise ValueError("clients that train differently cannot be one block")
         self.members, self.watch = members, watch
         self.w = {k: torch.stack([m.w[k] for m in members]) for k in self.w}
-        self._hand_out(self.w)
         self.travel, self._fits = dict(self.travel), dict(self._fits)
         self._row = torch.arange(len(members), device=self.device)[:, None]
         self._as_one = _stages_as_one(self.net, self.device)
         self._rows: tuple[Tensor, Tensor] | None = None
         """Inputs and targets of all training rows, once they are needed."""
+        self._handed_out = False
+
+    def end(self) -> None:
+        """Nothing more is trained: members whose own model was not get it as it was."""
+        if not self._handed_out:
+            self._hand_out(self.w)
 
     def _hand_out(self, models: Tree) -> None:
         """Each member gets its model, which nobody else will change."""
         shares = {k: unstacked(v) for k, v in models.items()}
         for i, member in enumerate(self.members):
             member.w = {k: place(v[i], self.device) for k, v in shares.items()}
+        self._handed_out = True
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
@@ -213,10 +219,9 @@ class Block(Site):
     def _all_rows(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the members' training rows, fetched once for all epochs."""
         if self._rows is None:
-            every = torch.arange(len(self.data.train))
             splits = [member.data.train for member in self.members]
-            x = torch.stack([place(split.x(every), self.device) for split in splits])
-            self._rows = x, torch.stack([split.y for split in splits]).to(self.device)
+            y = torch.stack([split.y for split in splits])
+            self._rows = inputs_side_by_side(splits).to(self.device), y.to(self.device)
         return self._rows
 
     def _known_outputs(self) -> Mapping[str, Tensor]:

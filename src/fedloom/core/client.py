@@ -56,18 +56,19 @@ def clients_together(
     calls, ups, kept = [], [], []
     with timed("local training"), rng_scope("block"):
         for visit, stream in zip(visits, streams, strict=True):
-            with stream, naming_hooks(f"at {visit.place}"):
+            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
                 calls.append(_Call(visit, Member))
         _learn_together(Block([call.site for call in calls], watch))
         for call, stream in zip(calls, streams, strict=True):
             # Where this client's own call would be.
-            with stream, naming_hooks(f"at {call.visit.place}"):
+            visit = call.visit
+            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
                 up, own = call.answer(ask)
             ups.append(up)
             kept.append(own)
-    sent = plain_states([up.state for up in ups])
-    answers = zip(ups, sent, plain_states(kept), strict=True)
-    return [(replace(up, state=state), own) for up, state, own in answers]
+        sent = plain_states([up.state for up in ups])
+        answers = zip(ups, sent, plain_states(kept), strict=True)
+        return [(replace(up, state=state), own) for up, state, own in answers]
 
 
 class _Call:
@@ -144,11 +145,12 @@ def _learn_together(block: Block) -> None:
     """The same of a block."""
     before = torch.get_rng_state()
     # Whose error it is shows where its clients are computed one by one.
-    with naming_hooks(f"at clients side by side, {block.plan}"):
+    with naming_hooks("at clients side by side, ", block.plan):
         if block.plan.kind == "train":
             block.train()
         else:
             adapt(block)
+    block.end()
     if not torch.equal(torch.get_rng_state(), before):
         raise ValueError("it draws outside of the training loop, and clients draw each for itself")
 
@@ -201,7 +203,7 @@ def check_upload(site: Site, up: State) -> None:
         raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
     if RESIDUAL in up:
         raise LeakError(f"{where}: what earlier uploads left out is in the upload")
-    if strange := sorted(set(up) - set(site.program.writers())):
+    if strange := sorted(set(up) - site.program.writers.keys()):
         raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
     if personal := sorted(set(up.get(METHOD, {})) - site.shared):
         raise LeakError(f"{where}: the personal tensor {personal[0]!r} is in the upload")
@@ -222,13 +224,13 @@ def check_upload(site: Site, up: State) -> None:
 def check_kept(site: Site) -> None:
     """Every slice a client keeps belongs to a part."""
     names = {name.removeprefix(FINAL) for name in site.own}
-    if strange := sorted(names - set(site.program.writers())):
+    if strange := sorted(names - site.program.writers.keys()):
         raise LeakError(f"client {site.cid}, {site.plan}: kept slice {strange[0]!r} has no owner")
 
 
 def _check_writes(site: Site, before: _Marks, writer: str) -> None:
     """What changed in `own` must belong to the part that was just called."""
-    after, writers = _marks(site.own), site.program.writers()
+    after, writers = _marks(site.own), site.program.writers
     for at in before.keys() | after.keys():
         if before.get(at) != after.get(at) and writers.get(at[0]) != writer:
             raise LeakError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import traceback
@@ -47,6 +48,7 @@ def serve(link: Connection, imports: Sequence[str] = ()) -> None:
                 head, states = receive(link)
             if isinstance(head, tuple):
                 worker = Worker(*head)
+                gc.freeze()  # modules and data stay, and need not be looked through again and again
                 timed.drain()  # the time it took to start is not the run's
                 reply(link, [])
             elif worker is not None:
