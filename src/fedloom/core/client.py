@@ -25,8 +25,9 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, clone_state, plain_state, plain_states
 from fedloom.errors import LeakError
 
-_Marks = dict[tuple[str, str], tuple[int, int]]
-"""(slice, key) -> identity and version of the tensor there."""
+_Marks = dict[str, dict[str, int]]
+"""Slice -> key -> identity and version of the tensor there, as one number: pairs of them would be
+many objects for Python's garbage collector to look through."""
 
 
 def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
@@ -231,16 +232,21 @@ def check_kept(site: Site) -> None:
 def _check_writes(site: Site, before: _Marks, writer: str) -> None:
     """What changed in `own` must belong to the part that was just called."""
     after, writers = _marks(site.own), site.program.writers
-    for at in before.keys() | after.keys():
-        if before.get(at) != after.get(at) and writers.get(at[0]) != writer:
+    for name in before.keys() | after.keys():
+        was, now = before.get(name, {}), after.get(name, {})
+        if was != now and writers.get(name) != writer:
+            key = next(k for k in was.keys() | now.keys() if was.get(k) != now.get(k))
             raise LeakError(
-                f"client {site.cid}, {site.plan}: {writer} wrote {at[0]}/{at[1]},"
+                f"client {site.cid}, {site.plan}: {writer} wrote {name}/{key},"
                 " which belongs to another part"
             )
 
 
 def _marks(state: State) -> _Marks:
-    return {(name, k): (id(v), v._version) for name, tree in state.items() for k, v in tree.items()}
+    return {
+        name: {k: id(v) + (v._version << 64) for k, v in tree.items()}
+        for name, tree in state.items()
+    }
 
 
 def _key(visit: Visit) -> tuple[Hashable, ...]:
