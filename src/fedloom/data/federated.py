@@ -337,7 +337,8 @@ class Rows:
         rows = torch.stack([split._rows for split in splits])
         if any(split._inputs is not splits[0]._inputs for split in splits):  # each its own scale
             return torch.stack([s._inputs(own, None) for s, own in zip(splits, rows, strict=True)])
-        return splits[0]._inputs(rows.flatten(), None).unflatten(0, rows.shape)
+        inputs = splits[0]._inputs(rows.flatten(), None)
+        return inputs.view(*rows.shape, *inputs.shape[1:])
 
 
 def _rebuild(

@@ -39,6 +39,7 @@ def serve(link: Connection, imports: Sequence[str] = ()) -> None:
         link.recv_bytes()
         send(link, failure(e))
         return
+    gc.freeze()  # modules stay, and need not be looked through again and again
     worker: Worker | None = None
     while True:
         try:
@@ -48,7 +49,6 @@ def serve(link: Connection, imports: Sequence[str] = ()) -> None:
                 head, states = receive(link)
             if isinstance(head, tuple):
                 worker = Worker(*head)
-                gc.freeze()  # modules and data stay, and need not be looked through again and again
                 timed.drain()  # the time it took to start is not the run's
                 reply(link, [])
             elif worker is not None:
