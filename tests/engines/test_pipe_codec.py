@@ -88,6 +88,16 @@ def test_what_states_share_crosses_once(numbers: int) -> None:
     assert len(own) == 3  # a client's own memory is its own
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [0, 1], [1]])
+def test_parts_of_stacks_arrive(order: list[int]) -> None:
+    """Whole and in order they cross as the stack that they are; otherwise no other part does."""
+    stack = torch.randn(3, 16)
+    states = [{"model": {"w": stack[i], "more": torch.ones(16)}} for i in order]
+    arrived, written = carried(states)
+    assert [digest(s) for s in arrived] == [digest(s) for s in states]
+    assert written == 2 * 64 * len(order)
+
+
 # ------------------------------------------------------------------ portions
 
 PLAN = Plan(1)
