@@ -1,7 +1,6 @@
 """A round of 1,000 small clients, now and at an earlier commit, round by round in turns.
 
-    git worktree add /tmp/before 7c3bcfa
-    python benchmarks/small_clients.py --before /tmp/before
+    python benchmarks/small_clients.py
 
 Clients have 18 rows of digits and an mlp; all take part, on a pool of two workers. Two processes,
 one with the earlier source, have a run open each and play their rounds one after the other, now the
@@ -21,9 +20,12 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from earlier import unpacked
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "small_clients.json"
@@ -31,6 +33,8 @@ METHODS = ("fedper", "fedavg", "fedavg + dbe", "scaffold", "ditto", "fedrep", "f
 ROWS = 18
 WORKERS = 2
 TICKS = os.sysconf("SC_CLK_TCK")
+BEFORE = "7c3bcfa"
+"""The commit that is compared with."""
 TO_REACH = 3.0
 Reading = dict[str, Any]
 
@@ -203,7 +207,7 @@ def _compared(rounds: dict[str, list[Reading]], what: str) -> Reading:
 def main() -> None:
     """Measure, print and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--before", type=Path, help="a worktree of the earlier commit")
+    parser.add_argument("--before", default=BEFORE, help="the earlier commit")
     parser.add_argument("--method", nargs="+", default=list(METHODS))
     parser.add_argument("--clients", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=7)
@@ -214,13 +218,16 @@ def main() -> None:
     if args.serve:
         serve()
         return
-    if args.before is None:
-        parser.error("--before PATH: a worktree of the commit to compare with")
+    with tempfile.TemporaryDirectory() as folder:
+        measure(args, unpacked(args.before, Path(folder)))
+
+
+def measure(args: argparse.Namespace, earlier: Path) -> None:
+    """Every method in both versions; what is there is saved after each."""
     from fedloom.files import write_json
     from fedloom.runs.folder import current_versions
 
-    commit = ["git", "-C", str(args.before), "rev-parse", "--short", "HEAD"]
-    before, now = Version(args.before), Version(HERE.parent)
+    before, now = Version(earlier), Version(HERE.parent)
     cases: list[Reading] = []
     for method in args.method:
         asked = {"method": method, "clients": args.clients, "rounds": args.rounds}
@@ -231,7 +238,7 @@ def main() -> None:
             args.results,
             {
                 "versions": {**current_versions(), "threads": 1, "cpus": os.cpu_count()},
-                "before": subprocess.check_output(commit, text=True).strip(),
+                "before": args.before,
                 "workers": WORKERS,
                 "to_reach": TO_REACH,
                 "also_running": args.note,

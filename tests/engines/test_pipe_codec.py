@@ -88,6 +88,16 @@ def test_what_states_share_crosses_once(numbers: int) -> None:
     assert len(own) == 3  # a client's own memory is its own
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [0, 1], [1]])
+def test_parts_of_stacks_arrive(order: list[int]) -> None:
+    """Whole and in order they cross as the stack that they are; otherwise no other part does."""
+    stack = torch.randn(3, 16)
+    states = [{"model": {"w": stack[i], "more": torch.ones(16)}} for i in order]
+    arrived, written = carried(states)
+    assert [digest(s) for s in arrived] == [digest(s) for s in states]
+    assert written == 2 * 64 * len(order)
+
+
 # ------------------------------------------------------------------ portions
 
 PLAN = Plan(1)
@@ -132,10 +142,10 @@ def test_small_clients_share_a_message() -> None:
 
 
 def test_very_small_clients_come_in_whole_blocks() -> None:
-    """Of 18 rows: an eighth of what is left, rounded up to a multiple of 8, as long as each of two
+    """Of 18 rows: a quarter of what is left, rounded up to 8, 16, 32 or 64, as long as each of two
     workers can have 8; the last 8 go one by one, so that the workers end together."""
     counts = [len(p) for p in dealt([18] * 400, workers=2)]
-    assert counts[:3] == [56, 48, 40]  # from 50, 43 and 37
+    assert counts[:7] == [64, 64, 64, 64, 64, 32, 16]  # the last two from 80 / 4 and 48 / 4
     assert counts[-9:] == [8, *[1] * 8]
     assert next(iter(dealt([18] * 12, workers=2))) == [0, 1]  # too few for that
 

@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import WeightedSum, clone, clone_state, nbytes, place_state, select
+from fedloom.core.tree import (
+    WeightedSum,
+    clone,
+    clone_state,
+    nbytes,
+    place_state,
+    plain_states,
+    select,
+    unstacked,
+    with_own_memory,
+)
 
 
 def test_a_clone_shares_no_storage_and_no_graph() -> None:
@@ -25,6 +35,38 @@ def test_a_clone_shares_no_storage_and_no_graph() -> None:
 def test_select_keeps_the_trees_order_and_ignores_unknown_keys() -> None:
     tree = {k: torch.zeros(1) for k in "cab"}
     assert list(select(tree, ["b", "c", "missing"])) == ["c", "b"]
+
+
+@pytest.mark.parametrize(("numbers", "parts_of_it"), [(16, True), (10, False)])
+def test_parts_of_a_stack_are_aligned(numbers: int, parts_of_it: bool) -> None:
+    """16 float32 are 64 bytes; the second of rows of 40 bytes would begin amid a cache line."""
+    stack = torch.randn(3, numbers)
+    parts = unstacked(stack)
+    assert torch.equal(torch.stack(tuple(parts)), stack)
+    assert (parts[1].data_ptr() == stack[1].data_ptr()) == parts_of_it
+    assert all(part.data_ptr() % 64 == 0 for part in parts)
+
+
+def test_plain_states_share_nothing_with_the_given_ones() -> None:
+    """Alike ones are stacked, others copied one by one; types are not mixed."""
+    alike = [{"model": {"w": torch.full((16,), float(i))}, "e": {}} for i in range(3)]
+    unlike = [*alike, {"model": {"w": torch.ones(16, dtype=torch.float64)}}]
+    for given in (alike, unlike, []):
+        made = plain_states(given)
+        for state in given:
+            state["model"]["w"].add_(10)
+        for state, other in zip(given, made, strict=True):
+            assert torch.equal(other["model"]["w"] + 10, state["model"]["w"])
+            assert other["model"]["w"].dtype == state["model"]["w"].dtype
+            assert list(other) == list(state)
+
+
+def test_with_own_memory_lets_go_of_stacks() -> None:
+    stack, alone = torch.randn(3, 16), torch.randn(2)
+    tree = with_own_memory({"s": {"part": stack[1], "alone": alone}})["s"]
+    assert tree["part"].untyped_storage().nbytes() == 64
+    assert torch.equal(tree["part"], stack[1])
+    assert tree["alone"] is alone
 
 
 def test_nbytes_counts_every_type() -> None:

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 from torch.func import vmap
 
 from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
-from fedloom.core.data import ClientData
+from fedloom.core.data import ClientData, inputs_side_by_side
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
 from fedloom.core.optimizers import clipped
@@ -36,7 +36,7 @@ from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
 from fedloom.core.together import Together
-from fedloom.core.tree import Tree, place
+from fedloom.core.tree import Tree, place, unstacked
 
 
 def has_rows(data: ClientData) -> bool:
@@ -108,6 +108,13 @@ def _mostly_as_one(net: Net, device: torch.device) -> bool:
     return 2 * inside > sum(weights.values())
 
 
+class Member(Site):
+    """One client in a block, which gives it its model."""
+
+    def _first_model(self) -> Tree:
+        return self.received
+
+
 class Block(Site):
     """Sites of one round with the same net, the same options and equally many rows, as one.
 
@@ -125,6 +132,21 @@ class Block(Site):
         self.travel, self._fits = dict(self.travel), dict(self._fits)
         self._row = torch.arange(len(members), device=self.device)[:, None]
         self._as_one = _stages_as_one(self.net, self.device)
+        self._rows: tuple[Tensor, Tensor] | None = None
+        """Inputs and targets of all training rows, once they are needed."""
+        self._handed_out = False
+
+    def end(self) -> None:
+        """Nothing more is trained: members whose own model was not get it as it was."""
+        if not self._handed_out:
+            self._hand_out(self.w)
+
+    def _hand_out(self, models: Tree) -> None:
+        """Each member gets its model, which nobody else will change."""
+        shares = {k: unstacked(v) for k, v in models.items()}
+        for i, member in enumerate(self.members):
+            member.w = {k: place(v[i], self.device) for k, v in shares.items()}
+        self._handed_out = True
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
@@ -148,11 +170,10 @@ class Block(Site):
             member.travel, member._fits = dict(self.travel), dict(self._fits)
             member.steps = self.steps
         if w is None:
-            shares = {k: v.unbind() for k, v in trained.items()}
-            for i, member in enumerate(self.members):
-                member.w = {k: place(v[i].clone(), self.device) for k, v in shares.items()}
-                if steps:
-                    member.mean_loss = losses[i] / steps
+            self._hand_out(trained)
+            if steps:
+                for member, loss in zip(self.members, losses, strict=True):
+                    member.mean_loss = loss / steps
         return trained
 
     def _prepare(self, schedule: Schedule, training: str) -> _Loop:
@@ -185,17 +206,23 @@ class Block(Site):
         """The batches of an epoch: x [B, n, ...], y and idx [B, n]."""
         orders = (batches, *(next(order) for order in self._orders))
         with timed("data"):
-            rows = [torch.cat(tuple(order)) for order in orders]
-            pairs = list(zip((m.data.train for m in self.members), rows, strict=True))
-            x = torch.stack([place(train.x(idx), self.device) for train, idx in pairs])
-            y = torch.stack([train.y[idx] for train, idx in pairs]).to(self.device)
-            idx = torch.stack(rows)
+            x, y = self._all_rows()
+            idx = torch.stack([torch.cat(tuple(order)) for order in orders])
         end = 0
         for size in map(len, batches):
             self.watch()
-            part = slice(end, end := end + size)
-            target = y[:, part].contiguous()
-            yield Batch(x[:, part].contiguous(), target, idx[:, part].contiguous(), target)
+            rows = idx[:, end : (end := end + size)].contiguous()
+            at = self._row, rows.to(self.device)
+            target = y[at]
+            yield Batch(x[at], target, rows, target)
+
+    def _all_rows(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the members' training rows, fetched once for all epochs."""
+        if self._rows is None:
+            splits = [member.data.train for member in self.members]
+            y = torch.stack([split.y for split in splits])
+            self._rows = inputs_side_by_side(splits).to(self.device), y.to(self.device)
+        return self._rows
 
     def _known_outputs(self) -> Mapping[str, Tensor]:
         """Nothing: what is fixed is given to the members' pass, each its own rows."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from fedloom.core.adaptation import adapt, adapted_model
-from fedloom.core.block import Block
+from fedloom.core.block import Block, Member
 from fedloom.core.compression import NONE, RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
 from fedloom.core.hook_errors import naming_hooks
@@ -22,11 +22,12 @@ from fedloom.core.secure import client as secure
 from fedloom.core.secure.slices import SECURE, keep_secret
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
-from fedloom.core.tree import State, clone_state, plain_state
+from fedloom.core.tree import State, clone_state, plain_state, plain_states
 from fedloom.errors import LeakError
 
-_Marks = dict[tuple[str, str], tuple[int, int]]
-"""(slice, key) -> identity and version of the tensor there."""
+_Marks = dict[str, dict[str, int]]
+"""Slice -> key -> identity and version of the tensor there, as one number: pairs of them would be
+many objects for Python's garbage collector to look through."""
 
 
 def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
@@ -41,7 +42,8 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
     with timed("local training"), rng_scope(*_key(visit)), naming_hooks(f"at {visit.place}"):
         call = _Call(visit)
         _learn(call.site)
-        return call.answer(ask)
+        up, kept = call.answer(ask)
+        return replace(up, state=plain_state(up.state)), plain_state(kept)
 
 
 def clients_together(
@@ -52,34 +54,40 @@ def clients_together(
     `watch` is called before every step and may raise.
     """
     streams = [Stream(*_key(visit)) for visit in visits]
-    calls, answers = [], []
+    calls, ups, kept = [], [], []
     with timed("local training"), rng_scope("block"):
         for visit, stream in zip(visits, streams, strict=True):
-            with stream, naming_hooks(f"at {visit.place}"):
-                calls.append(_Call(visit))
+            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
+                calls.append(_Call(visit, Member))
         _learn_together(Block([call.site for call in calls], watch))
         for call, stream in zip(calls, streams, strict=True):
             # Where this client's own call would be.
-            with stream, naming_hooks(f"at {call.visit.place}"):
-                answers.append(call.answer(ask))
-    return answers
+            visit = call.visit
+            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
+                up, own = call.answer(ask)
+            ups.append(up)
+            kept.append(own)
+        sent = plain_states([up.state for up in ups])
+        answers = zip(ups, sent, plain_states(kept), strict=True)
+        return [(replace(up, state=state), own) for up, state, own in answers]
 
 
 class _Call:
     """A client's call up to its training and from there on."""
 
-    def __init__(self, visit: Visit) -> None:
+    def __init__(self, visit: Visit, site: type[Site] = Site) -> None:
         self.hostile = visit.program.hostile_at(visit.cid)
         if self.hostile is not None:
             visit = replace(visit, data=self.hostile.data(visit.data))
         self.visit, self.sent = visit, _marks(visit.down.state)
-        self.site = site = Site(visit)
-        self.arrived = _marks(site.down)
+        self.site = site(visit)
+        self.arrived = _marks(self.site.down)
         # A special round and an adaptation give back what was there, whatever was done to it.
-        self.kept = {} if site.plan.kind == "train" else clone_state(site.own)
+        trains = visit.down.plan.kind == "train"
+        self.kept = {} if trains else clone_state(self.site.own)
 
     def answer(self, ask: Ask | None) -> tuple[Up, State]:
-        """What goes up and what is kept, measured and checked."""
+        """What goes up and what is kept, measured and checked; not plain yet."""
         visit, site = self.visit, self.site
         up, scores = _UPLOADS[site.plan.kind](site, self.kept, ask)
         # Both are compared: on another device `site.down` is a copy, and `receive` has run before
@@ -99,11 +107,12 @@ class _Call:
         state = left_out(leaving.state)
         if self.hostile is not None:
             state = self.hostile.upload(state, site.down, site.plan)
-        state, kept = plain_state(state), plain_state(left_out(kept))
+        kept = left_out(kept)
         if site.plan.kind == "train" and site.program.compression != NONE:
-            state, kept = self._compressed(state, kept)
+            state, kept = self._compressed(plain_state(state), plain_state(kept))
         leaving = replace(leaving, state=state)
         if site.program.secure is not None:
+            leaving = replace(leaving, state=plain_state(state))
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
 
@@ -137,11 +146,12 @@ def _learn_together(block: Block) -> None:
     """The same of a block."""
     before = torch.get_rng_state()
     # Whose error it is shows where its clients are computed one by one.
-    with naming_hooks(f"at clients side by side, {block.plan}"):
+    with naming_hooks("at clients side by side, ", block.plan):
         if block.plan.kind == "train":
             block.train()
         else:
             adapt(block)
+    block.end()
     if not torch.equal(torch.get_rng_state(), before):
         raise ValueError("it draws outside of the training loop, and clients draw each for itself")
 
@@ -194,7 +204,7 @@ def check_upload(site: Site, up: State) -> None:
         raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
     if RESIDUAL in up:
         raise LeakError(f"{where}: what earlier uploads left out is in the upload")
-    if strange := sorted(set(up) - set(site.program.writers())):
+    if strange := sorted(set(up) - site.program.writers.keys()):
         raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
     if personal := sorted(set(up.get(METHOD, {})) - site.shared):
         raise LeakError(f"{where}: the personal tensor {personal[0]!r} is in the upload")
@@ -215,23 +225,28 @@ def check_upload(site: Site, up: State) -> None:
 def check_kept(site: Site) -> None:
     """Every slice a client keeps belongs to a part."""
     names = {name.removeprefix(FINAL) for name in site.own}
-    if strange := sorted(names - set(site.program.writers())):
+    if strange := sorted(names - site.program.writers.keys()):
         raise LeakError(f"client {site.cid}, {site.plan}: kept slice {strange[0]!r} has no owner")
 
 
 def _check_writes(site: Site, before: _Marks, writer: str) -> None:
     """What changed in `own` must belong to the part that was just called."""
-    after, writers = _marks(site.own), site.program.writers()
-    for at in before.keys() | after.keys():
-        if before.get(at) != after.get(at) and writers.get(at[0]) != writer:
+    after, writers = _marks(site.own), site.program.writers
+    for name in before.keys() | after.keys():
+        was, now = before.get(name, {}), after.get(name, {})
+        if was != now and writers.get(name) != writer:
+            key = next(k for k in was.keys() | now.keys() if was.get(k) != now.get(k))
             raise LeakError(
-                f"client {site.cid}, {site.plan}: {writer} wrote {at[0]}/{at[1]},"
+                f"client {site.cid}, {site.plan}: {writer} wrote {name}/{key},"
                 " which belongs to another part"
             )
 
 
 def _marks(state: State) -> _Marks:
-    return {(name, k): (id(v), v._version) for name, tree in state.items() for k, v in tree.items()}
+    return {
+        name: {k: id(v) + (v._version << 64) for k, v in tree.items()}
+        for name, tree in state.items()
+    }
 
 
 def _key(visit: Visit) -> tuple[Hashable, ...]:

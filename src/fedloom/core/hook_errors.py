@@ -5,10 +5,8 @@ Which hook it was is read from the traceback, so that calling a hook costs nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from traceback import walk_tb
-from types import FrameType
+from types import FrameType, TracebackType
 
 from fedloom.core.hooks import hooks
 from fedloom.core.phase import Phase
@@ -16,23 +14,36 @@ from fedloom.core.term import Term
 from fedloom.errors import FedloomError, HookError, lacks_memory
 
 
-@contextmanager
-def naming_hooks(where: str) -> Iterator[None]:
+class naming_hooks:
     """Raise `HookError` in place of what a hook raises inside; errors for the user stay as they
-    are. `where` is the place and time, for instance "at client 3, round 7"."""
-    try:
-        yield
-    except FedloomError:
-        raise
-    except Exception as error:
+    are. `where` is the place and time in pieces, for instance "at client ", 3, ", ", plan: they are
+    put together where there is an error, and not for every client."""
+
+    __slots__ = ("_where",)
+
+    def __init__(self, *where: object) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, FedloomError):
+            return
         if lacks_memory(error):  # no fault of the hook's
-            raise
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+            return
+        frames = [frame for frame, _ in walk_tb(trace)]
         names = [name for frame in frames if (name := _hook_of(frame))]
         if not names:
-            raise
+            return
         phases = [name for frame in frames if (name := _phase_of(frame))]
         during = f" (phase {phases[-1]!r})" if phases else ""
+        where = "".join(map(str, self._where))
         raise HookError(f"{names[-1]} {where}{during}", _first_line(error)) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 
@@ -176,6 +177,7 @@ class Program:
         """The part a special round belongs to."""
         return next(p for p in self.method.parts if p.name == plan.part)
 
+    @cached_property
     def writers(self) -> dict[str, str]:
         """Slice -> the part that may write it."""
         of_method = {METHOD: self.method.name, OPTIMIZER: self.method.name}

@@ -21,7 +21,7 @@ from fedloom.core.rng import rng_scope
 from fedloom.core.secure.numbers import Numbers
 from fedloom.core.secure.slices import SECURE
 from fedloom.core.secure.upload import TYPES, MaskedSum, clear_part
-from fedloom.core.tree import State, Tree, clone, select
+from fedloom.core.tree import State, Tree, clone, select, with_own_memory
 from fedloom.errors import LeakError
 
 
@@ -68,7 +68,7 @@ class Round:
         self._order = iter(self.cohort)
         self._next = next(self._order, None)
         parts = {p.name: p for p in program.method.parts}
-        self._part_of = {name: parts[part] for name, part in program.writers().items()}
+        self._part_of = {name: parts[part] for name, part in program.writers.items()}
         self.masked = None if program.secure is None else MaskedSum(program.secure)
         """The uploads of a round with secure aggregation, until they are unmasked."""
         self.clipped: dict[str, int] = {}
@@ -123,9 +123,9 @@ class Round:
         gathered = {n: t for n, t in up.state.items() if n != METHOD and self._part_of[n].gathers}
         if self._gathered and METHOD in up.state:
             gathered[METHOD] = select(up.state[METHOD], self._gathered)
-        self.ups[cid] = Up(gathered, up.n, up.metrics)
+        self.ups[cid] = Up(with_own_memory(gathered), up.n, up.metrics)
         for name, tree in up.state.items():
-            with naming_hooks(f"on the server for client {cid}, {self.plan}"):
+            with naming_hooks("on the server for client ", cid, ", ", self.plan):
                 weight = weight_of(self, name, cid, up)
             if name not in self._folded:
                 reference = self.server.get(name, {})
@@ -167,7 +167,7 @@ def send(r: Round, cid: int, own: State | None = None) -> Down:
     what nobody trains.
     """
     state: State = {}
-    with naming_hooks(f"on the server for client {cid}, {r.plan}"):
+    with naming_hooks("on the server for client ", cid, ", ", r.plan):
         for part in r.method.parts:
             state |= part.send(r, cid)
     r.sends(cid, state)
@@ -189,7 +189,7 @@ def merge(r: Round) -> State:
     if r.plan.kind == "adapt" or not r.ups:
         return r.server
     parts = [r.program.owner(r.plan)] if r.plan.kind == "special" else r.method.parts
-    writers, new = r.program.writers(), dict(r.server)
+    writers, new = r.program.writers, dict(r.server)
     with (
         rng_scope(*r.plan.key, "server"),
         torch.no_grad(),

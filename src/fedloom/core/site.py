@@ -167,7 +167,11 @@ class Site:
             for part in self.method.parts:
                 self.own |= place_state(part.client_init(self), self.device)
         self.received = self.method.receive(self)
-        self.w = clone(self.received)
+        self.w = self._first_model()
+
+    def _first_model(self) -> Tree:
+        """Where training begins; hooks may change it in place."""
+        return clone(self.received)
 
     # ------------------------------------------------------------------ what can be looked up
 

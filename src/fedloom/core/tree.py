@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ Tree = dict[str, Tensor]
 """Key such as "body.0.weight" -> tensor; buffers included, tied tensors once."""
 State = dict[str, Tree]
 """Slice -> tree; a slice is named after the part that writes it."""
+ALIGNMENT = 64
+"""Bytes: where torch lets a tensor's memory begin."""
 
 
 def clone(tree: Mapping[str, Tensor]) -> Tree:
@@ -47,6 +49,50 @@ def plain_state(state: Mapping[str, Mapping[str, Tensor]]) -> State:
     return {n: {k: plain(v) for k, v in tree.items()} for n, tree in state.items()}
 
 
+def unstacked(stack: Tensor) -> Sequence[Tensor]:
+    """The parts of a dense stack, in its memory; or copies, where parts there would not be aligned
+    as torch aligns its own tensors, which the bits of a product may depend on."""
+    parts = stack.unbind()
+    if parts and parts[0].nbytes % ALIGNMENT:
+        return [part.clone() for part in parts]
+    return parts
+
+
+def with_own_memory(state: Mapping[str, Mapping[str, Tensor]]) -> State:
+    """The state without parts of larger tensors, which would keep all of these alive."""
+    return {
+        name: {k: v.clone() if v._is_view() else v for k, v in tree.items()}
+        for name, tree in state.items()
+    }
+
+
+def plain_states(states: Sequence[State]) -> list[State]:
+    """`plain_state` of several; those of alike clients as parts of stacks, a copy for each key."""
+    if len({_form(state) for state in states}) != 1:
+        return [plain_state(state) for state in states]
+    stacks = {
+        name: {k: unstacked(plain_stack([state[name][k] for state in states])) for k in tree}
+        for name, tree in states[0].items()
+    }
+    return [
+        {name: {k: parts[i] for k, parts in tree.items()} for name, tree in stacks.items()}
+        for i in range(len(states))
+    ]
+
+
+def _form(state: State) -> tuple[object, ...]:
+    """What stacks need to be alike."""
+    return tuple(
+        (name, *[(k, v.dtype, v.shape) for k, v in tree.items()]) for name, tree in state.items()
+    )
+
+
+@torch.no_grad()
+def plain_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors of one type and shape as one, dense and on the CPU."""
+    return torch.stack(tuple(tensors)).cpu().contiguous()
+
+
 def select(tree: Mapping[str, Tensor], keys: Iterable[str]) -> Tree:
     """The part of a tree under the given keys, in the tree's own order."""
     wanted = frozenset(keys)
@@ -69,7 +115,7 @@ def nbytes(state: Mapping[str, Mapping[str, Tensor]]) -> int:
     >>> nbytes({"model": {"w": torch.zeros(3, 4)}, "dbe": {"n": torch.tensor(1)}})
     56
     """
-    return sum(v.numel() * v.element_size() for tree in state.values() for v in tree.values())
+    return sum(v.numel() * v.itemsize for tree in state.values() for v in tree.values())
 
 
 class WeightedSum:
@@ -98,12 +144,11 @@ class WeightedSum:
             self._dtype = {k: v.dtype for k, v in tree.items()}
             self._alike = dict(tree)
         else:
-            for k in self._dtype:
-                if k in self._alike:
-                    if tree[k] is self._alike[k]:
-                        continue
-                    self._sum[k] = self._alike.pop(k).detach().double() * self.weight
-                self._sum[k].add_(tree[k].detach().double(), alpha=weight)
+            for k in [k for k, v in self._alike.items() if tree[k] is not v]:
+                self._sum[k] = self._alike.pop(k).detach().double() * self.weight
+            if self._sum:
+                added = [tree[k].detach() for k in self._sum]
+                torch._foreach_add_(list(self._sum.values()), added, alpha=weight)
         self.weight += weight
 
     def sum(self) -> Tree:

@@ -330,6 +330,15 @@ class Rows:
         """The network's input for rows `idx`; with a generator, augmented."""
         return self._inputs(self._rows.index_select(0, idx), gen)
 
+    @staticmethod
+    def inputs_side_by_side(splits: Sequence[Rows]) -> Tensor:
+        """Inputs of all rows of equally long splits, [B, n, ...]."""
+        rows = torch.stack([split._rows for split in splits])
+        if any(split._inputs is not splits[0]._inputs for split in splits):  # each its own scale
+            return torch.stack([s._inputs(own, None) for s, own in zip(splits, rows, strict=True)])
+        inputs = splits[0]._inputs(rows.flatten(), None)
+        return inputs.view(*rows.shape, *inputs.shape[1:])
+
 
 def _rebuild(
     source: Source, partition: Partition, augment: str | None, common: Scaling | None

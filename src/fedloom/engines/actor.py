@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedloom.core.stopwatch import timed
 from fedloom.core.threads import on_one_thread
-from fedloom.core.tree import State
+from fedloom.core.tree import State, with_own_memory
 from fedloom.engines.bundle import Bundle
 from fedloom.engines.pipe_codec import receive, send
 from fedloom.engines.worker import Worker, failure, reply_head
@@ -159,7 +159,7 @@ class Actor:
         for cid, kept in states.items():
             self._kept.pop(cid, None)
             if kept:
-                self._kept[cid] = kept
+                self._kept[cid] = with_own_memory(kept)
 
     def _tried(self, work: Callable[[], Parts]) -> Parts:
         try:

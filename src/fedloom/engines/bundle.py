@@ -14,11 +14,13 @@ from fedloom.engines import Job, JobOf
 
 SHARES = 4
 """Into how many portions a worker's part of what is left is cut."""
+SHARES_OF_SMALL = 2
+"""The same of small clients, whose messages cost more beside what is computed."""
 MOST_CLIENTS = 64
 """In one message."""
-TOGETHER = 8
-"""Small clients go in portions of so many or a multiple, which a worker can compute as blocks, as
-long as there are so many for every worker."""
+TOGETHER = (8, 16, 32)
+"""Small clients go in portions of one of these sizes or twice the last, which a worker can compute
+as whole blocks, as long as there are so many for every worker."""
 SMALL_CLIENT = 32
 """Rows below which a client is small."""
 MOST_BYTES = 64 * 2**20
@@ -89,9 +91,10 @@ def portions(
     for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
         next_job = first if cid == first.cid else job(cid)  # each job is made once
         weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
-        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER * workers
-        whole = not small or len(portion) % TOGETHER == 0
-        enough = (rows * SHARES * workers >= work and whole) or len(portion) == MOST_CLIENTS
+        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER[0] * workers
+        shares = SHARES_OF_SMALL if small else SHARES
+        whole = not small or len(portion) in TOGETHER
+        enough = (rows * shares * workers >= work and whole) or len(portion) == MOST_CLIENTS
         if portion and (enough or carried + weight > MOST_BYTES):
             yield portion
             work, left = work - rows, left - len(portion)

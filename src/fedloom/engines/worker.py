@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import traceback
@@ -39,6 +40,7 @@ def serve(link: Connection, imports: Sequence[str] = ()) -> None:
         link.recv_bytes()
         send(link, failure(e))
         return
+    gc.freeze()  # modules stay, and need not be looked through again and again
     worker: Worker | None = None
     while True:
         try:

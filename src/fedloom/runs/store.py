@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from safetensors import SafetensorError
 
-from fedloom.core.tree import State, nbytes
+from fedloom.core.tree import State, nbytes, with_own_memory
 from fedloom.core.wire import pack, unpack
 from fedloom.errors import CheckpointError
 
@@ -105,7 +105,7 @@ class ClientStates(MutableMapping[int, State]):
 
     def __setitem__(self, cid: int, state: State) -> None:
         self._forget(cid)
-        self._hold({cid: state})
+        self._hold({cid: with_own_memory(state)})
 
     def __delitem__(self, cid: int) -> None:
         if cid not in self:

@@ -236,7 +236,7 @@ def check_personal_tensors_never_leave(case: MethodCase) -> None:
         where = f"client {answer.cid}, round {answer.plan.t} ({answer.plan.kind})"
         personal = sorted(answer.up.state.get(METHOD, {}).keys() - program.shared(answer.cid))
         require(not personal, f"{where} sends {personal}, which `shared` keeps at the client")
-        strange = sorted(answer.up.state.keys() - {*program.writers(), FROZEN})
+        strange = sorted(answer.up.state.keys() - {*program.writers, FROZEN})
         require(not strange, f"{where} sends the slices {strange}, which belong to no part")
         kept = {
             f"{part}/{key}": value
