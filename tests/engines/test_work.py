@@ -35,6 +35,8 @@ DATA = digits(((0, 1, 2), 30), ((3,), 1), ((4, 5), 17), ((6, 7, 8, 9), 40))
 
 RECEIVED = "fedloom(moment=received, also=none)"
 """One evaluation of test and of validation rows at each client."""
+HOW_WIDE = 1
+"""Passes of made-up rows, before the first evaluation of a network."""
 
 
 def build(method: str, **settings: Any) -> Experiment:
@@ -69,12 +71,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter:
 
 def test_a_round_runs_the_net_once_per_batch_and_reads_every_row_once(calls: Counter) -> None:
     """Batches of 10 of 30, 1, 17 and 40 rows: 3 + 1 + 2 + 4 = 10 steps a round, 20 in two. The one
-    evaluation, of 6 test and 6 validation rows each, is 8 more, received and trained: 16. Every row
-    is read once an epoch, all of a client's at a time; no net is made after the program's."""
+    evaluation, of 6 test and 6 validation rows each, is 8 more, received and trained: 16. One pass
+    of made-up rows tells how wide the network is. Every row is read once an epoch, all of a
+    client's at a time; no net is made after the program's."""
     experiment = build("fedavg", eval_every=2)
     calls.clear()
     start(experiment, Inline())
-    assert calls["body"] == calls["head"] == 20 + 16
+    assert calls["body"] == calls["head"] == 20 + 16 + HOW_WIDE
     assert calls["rows"] == 2 * sum(SIZES) + 2 * 4 * (6 + 6)
     assert calls["reads"] == 2 * 4 + 2 * 8
     assert calls["nets"] == 0
@@ -86,7 +89,7 @@ def test_a_frozen_body_runs_once_per_fit(calls: Counter) -> None:
     experiment = build(method, rounds=1, protocol=RECEIVED)
     calls.clear()
     start(experiment, Inline())
-    evaluated = 4 + 4
+    evaluated = 4 + 4 + HOW_WIDE
     assert calls["body"] == 4 + 10 + evaluated
     assert calls["head"] == 4 * 10 + 10 + evaluated
 
@@ -97,7 +100,7 @@ def test_features_that_were_just_looked_at_are_not_computed_again(calls: Counter
     experiment = build("fedpac", rounds=1, protocol=RECEIVED)
     calls.clear()
     start(experiment, Inline())
-    evaluated = 4 + 4
+    evaluated = 4 + 4 + HOW_WIDE
     assert calls["body"] == 4 + 10 + 4 + evaluated
     assert calls["head"] == 10 + 10 + evaluated
 

@@ -25,7 +25,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries learn nothing")
-def test_a_process_that_computes_reuses_the_memory_it_freed():
-    """24 MB a pass are 5,900 pages, which are not made anew ten times."""
+def test_a_process_that_computes_reuses_the_memory_it_freed() -> None:
+    """24 MB a pass are 5,900 pages, which are not made anew ten times; one pass or two may still
+    enlarge the heap, by where it begins."""
     pages = subprocess.check_output([sys.executable, "-c", SCRIPT], text=True)
-    assert int(pages) < 5_900
+    assert int(pages) < 3 * 5_900

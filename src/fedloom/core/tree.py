@@ -58,8 +58,11 @@ def unstacked(stack: Tensor) -> Sequence[Tensor]:
     return parts
 
 
-def with_own_memory(state: Mapping[str, Mapping[str, Tensor]]) -> State:
-    """The state without parts of larger tensors, which would keep all of these alive."""
+def with_own_memory(state: State) -> State:
+    """The state without parts of larger tensors, which would keep all of these alive; the very same
+    where there are none."""
+    if not any(v._is_view() for tree in state.values() for v in tree.values()):
+        return state
     return {
         name: {k: v.clone() if v._is_view() else v for k, v in tree.items()}
         for name, tree in state.items()
