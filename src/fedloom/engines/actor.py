@@ -71,7 +71,7 @@ def packed(head: Any, states: Sequence[State] = ()) -> Parts:
 
 
 def unpacked(parts: Parts) -> tuple[Any, list[State]]:
-    """The message of some parts; every tensor has memory of its own, aligned as torch does it."""
+    """The message of some parts, in memory of this process."""
     parcel: Any = Parcel(parts)
     return receive(parcel)
 

@@ -26,7 +26,7 @@ from fedloom.core.program import Program
 from fedloom.core.score import ClientScore
 from fedloom.core.site import CPU
 from fedloom.core.stopwatch import Stopwatch, timed
-from fedloom.core.tree import State
+from fedloom.core.tree import State, with_own_memory
 from fedloom.data import FederatedData
 from fedloom.engines import Engine, Job, JobOf
 from fedloom.engines.actor import Actor, addressed, import_ray, packed, unpacked
@@ -129,7 +129,8 @@ class Ray(Engine):
         self, ids: Sequence[int], job: JobOf, ask: Ask | None
     ) -> Iterator[tuple[int, Up, State]]:
         for worker, answers, states in self._ask_all(ids, job, "client", ask):
-            for (cid, *rest), up, kept in zip(answers, states[::2], states[1::2], strict=True):
+            for (cid, *rest), up, part in zip(answers, states[::2], states[1::2], strict=True):
+                kept = with_own_memory(part)  # the tensors that the runner will hold
                 self._where.answered(worker, cid, kept)
                 yield cid, Up(up, *rest), kept
 
