@@ -281,6 +281,9 @@ def tune_command(
     budget: Annotated[
         str | None, typer.Option(help="In place of trials: 30m, 1h30m for all.", metavar="TIME")
     ] = None,
+    confirm: Annotated[
+        int, typer.Option(help="Further seeds that the last trials are trained with.", min=0)
+    ] = 0,
     lr_range: Annotated[
         str | None,
         typer.Option(
@@ -313,6 +316,7 @@ def tune_command(
             chosen.data,
             trials=trials,
             budget=budget,
+            confirm=confirm,
             lr_range=None if lr_range is None else rates(lr_range),
             model=chosen.model,
             note=None if quiet else _note,

@@ -122,6 +122,51 @@ def test_a_tuning_that_ended_is_read_and_not_run_again(
     assert fl.tune(["fedprox"], **SMALL, trials=3, out=str(tmp_path)).as_json() == before.as_json()
 
 
+def test_further_seeds_confirm_the_last_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are whole runs like the first one, may be asked for later, and are not repeated."""
+    data = fl.federate("digits", SMALL["partition"], SMALL["clients"])
+    settings = {"model": SMALL["model"], "rounds": 3, "workers": 1, "trials": 4}
+    advance, calls = tuning.advance, []
+
+    def counted(*given: Any) -> Any:
+        calls.append(given)
+        return advance(*given)
+
+    monkeypatch.setattr(tuning, "advance", counted)
+    plain = fl.tune(["fedprox"], data, **settings, out=str(tmp_path)).methods[0]
+    calls.clear()
+    (tuned,) = fl.tune(["fedprox"], data, **settings, out=str(tmp_path), confirm=2).methods
+    last = [trial for trial in tuned.trials if trial.rounds == 3]
+    assert len(last) > 1
+    assert len(calls) == 2 * len(last)
+    seen, _ = without_tests(data, seed=0)
+    for trial in last:
+        by_seed = {
+            seed: fl.run(
+                trial.expression,
+                seen,
+                model=SMALL["model"],
+                rounds=3,
+                seed=seed,
+                protocol="fedloom(split=val)",
+            ).accuracy
+            for seed in (0, 1, 2)
+        }
+        assert {0: trial.scores[3], **trial.confirmed} == by_seed
+        assert trial.score == pytest.approx(sum(by_seed.values()) / 3)
+    assert tuned.score == max(trial.score for trial in last if trial.score is not None)
+    assert tuned.cpu_seconds > plain.cpu_seconds
+    assert not list(tmp_path.rglob("checkpoints"))
+    calls.clear()
+    again = fl.tune(["fedprox"], data, **settings, out=str(tmp_path), confirm=2)
+    assert again.methods[0].as_json() == tuned.as_json()
+    without = fl.tune(["fedprox"], data, **settings, out=str(tmp_path)).methods[0]
+    assert (without.expression, without.score) == (plain.expression, plain.score)
+    assert not calls
+
+
 def test_a_stop_in_the_middle_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,9 +234,11 @@ def test_the_command_ends_with_the_command_to_train_with(tmp_path: Path) -> None
 
 
 def test_the_table_shows_every_trial(tmp_path: Path) -> None:
-    done = fedloom("tune", "fedavg", *FLAGS, "--trials", "3", "--out", tmp_path)
+    flags = ["--trials", "3", "--confirm", "1", "--out", tmp_path]
+    done = fedloom("tune", "fedavg", *FLAGS, *flags)
     assert done.code == 0, done.err
     assert "Trials of fedavg" in done.out
+    assert "seed 1" in done.out
     assert "Best of 3 trials each, on validation rows" in done.out
     assert "fedloom run --method 'fedavg(lr=" in done.out
     assert "trials hold 20% of every client's training rows out" in done.err
@@ -204,6 +251,7 @@ def test_the_table_shows_every_trial(tmp_path: Path) -> None:
         (["fedavg", "fedavg"], "'fedavg' is compared with itself"),
         (["fedavg", "--trials", "2", "--budget", "1m"], "give one of them"),
         (["fedavg", "--budget", "soon"], "budget = 'soon' is no time"),
+        (["fedavg", "--confirm", "-1"], "-1 is not in the range x>=0"),
         (["fedavg", "--budget", "0.01s"], "a budget of 0.0 s is too short"),
         (["fedavg", "--lr-range", "1"], "lr_range = '1' is no range"),
         (["fedavg", "--lr-range", "1..0.1"], "a log range goes from"),

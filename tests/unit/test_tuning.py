@@ -160,6 +160,16 @@ def test_a_budget_gives_the_most_trials_that_fit() -> None:
         trials_within(10, [0.3, 0.2], rounds=30, workers=2)
 
 
+def test_further_seeds_of_the_last_trials_are_in_the_budget() -> None:
+    """16 trials for 9 rounds: 16 x 1, then 7 x 2 (a third, rounded up, and the defaults), then
+    4 x 6; with two further seeds the last four train 9 rounds each twice more."""
+    assert total_rounds(16, 9) == 16 + 14 + 24
+    assert total_rounds(16, 9, confirm=2) == 16 + 14 + 24 + 4 * 9 * 2
+    assert total_rounds(1, 9, confirm=2) == 9  # nothing to choose from
+    without = trials_within(100, [0.5], rounds=30, workers=2)
+    assert trials_within(100, [0.5], rounds=30, workers=2, confirm=1) < without
+
+
 # ------------------------------------------------------------------ on which rows
 
 
@@ -214,6 +224,21 @@ def test_the_best_is_the_best_of_those_that_came_furthest() -> None:
     good, as_good = Trial(3, "c", {}, {3: 0.5, 9: 0.8}), Trial(4, "d", {}, {3: 0.6, 9: 0.8})
     default = Trial(0, "e", {}, {3: 0.4, 9: 0.7})
     assert tuned(default, lucky_start, broke, good, as_good).best is good
+
+
+def test_further_seeds_are_averaged_and_one_that_breaks_down_counts_against_a_trial() -> None:
+    """By one seed `lucky` would win; by three it has (0.9 + 0.3 + 0.3) / 3 = 0.5. `fragile` has the
+    highest mean of what it came to, 0.8, and nothing with seed 2."""
+    default = Trial(0, "e", {}, {9: 0.4}, confirmed={1: 0.4, 2: 0.4})
+    lucky = Trial(1, "a", {}, {9: 0.9}, confirmed={1: 0.3, 2: 0.3})
+    steady = Trial(2, "b", {}, {9: 0.6}, confirmed={1: 0.7, 2: 0.5})
+    fragile = Trial(3, "c", {}, {9: 0.8}, confirmed={1: 0.8, 2: None})
+    result = tuned(default, lucky, steady, fragile)
+    assert result.best is steady
+    assert result.score == pytest.approx(0.6)
+    assert lucky.score == pytest.approx(0.5)
+    assert (fragile.score, fragile.breakdowns) == (pytest.approx(0.8), 1)
+    assert tuned(replace(default, confirmed={1: 0.4, 2: None}), fragile).best is fragile
 
 
 def test_the_defaults_stand_where_all_trials_broke_down() -> None:

@@ -43,7 +43,7 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
         call = _Call(visit)
         _learn(call.site)
         up, kept = call.answer(ask)
-        return replace(up, state=plain_state(up.state)), plain_state(kept)
+        return up.carrying(plain_state(up.state)), plain_state(kept)
 
 
 def clients_together(
@@ -69,7 +69,7 @@ def clients_together(
             kept.append(own)
         sent = plain_states([up.state for up in ups])
         answers = zip(ups, sent, plain_states(kept), strict=True)
-        return [(replace(up, state=state), own) for up, state, own in answers]
+        return [(up.carrying(state), own) for up, state, own in answers]
 
 
 class _Call:
@@ -110,9 +110,9 @@ class _Call:
         kept = left_out(kept)
         if site.plan.kind == "train" and site.program.compression != NONE:
             state, kept = self._compressed(plain_state(state), plain_state(kept))
-        leaving = replace(leaving, state=state)
+        leaving = leaving.carrying(state)
         if site.program.secure is not None:
-            leaving = replace(leaving, state=plain_state(state))
+            leaving = leaving.carrying(plain_state(state))
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
 

@@ -68,3 +68,7 @@ class Up:
     """Of the training: `loss`."""
     scores: tuple[ClientScore, ...] = ()
     """Measured inside the call, where the trained model was at hand anyway."""
+
+    def carrying(self, state: State) -> Up:
+        """The same answer with another state."""
+        return Up(state, self.n, self.metrics, self.scores)

@@ -111,7 +111,7 @@ class Round:
             return
         if up is not None:
             state = self.program.compression.restored(up.state, sent)
-            up = replace(up, state=self.program.frozen.put_back(state))
+            up = up.carrying(self.program.frozen.put_back(state))
         self._waiting[cid] = up
         while self._next is not None and self._next in self._waiting:
             self._fold(self._next, self._waiting.pop(self._next))

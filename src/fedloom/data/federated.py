@@ -159,7 +159,7 @@ class FederatedData:
 
     def size(self, cid: int) -> int:
         """Training rows of a client."""
-        return len(self.partition.clients[cid].train)
+        return int(self.partition.packed.sizes[cid, 0])
 
     @property
     def shared_tests(self) -> Mapping[str, Rows]:

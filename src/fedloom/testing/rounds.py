@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -78,7 +78,7 @@ def play(
             before_visit(visit)
             up, kept = client(visit)
             clients[cid] = kept
-            r.add(cid, replace(up, state=carry(up.state)))
+            r.add(cid, up.carrying(carry(up.state)))
             answers.append(Answer(plan, cid, down, up, kept))
         server = merge(r)
     return Played(server, clients, answers)

@@ -39,16 +39,17 @@ def trials_within(
     rounds: int,
     workers: int,
     further: float = 0,
+    confirm: int = 0,
 ) -> int:
     """The largest number of trials of every method whose rounds fit, side by side; `further` are
-    rounds of each method that come after the tuning.
+    rounds of each method that come after the tuning, `confirm` seeds belong to it.
 
     >>> trials_within(60, [0.1], rounds=50, workers=2)
     84
     """
 
     def needed(trials: int) -> float:
-        return sum(seconds_per_round) * (total_rounds(trials, rounds) + further) / workers
+        return sum(seconds_per_round) * (total_rounds(trials, rounds, confirm) + further) / workers
 
     fitting = [n for n in range(1, MOST_TRIALS + 1) if needed(n) <= budget]
     if not fitting or fitting[-1] < 2:

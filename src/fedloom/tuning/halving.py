@@ -36,14 +36,17 @@ def survivors(scores: Mapping[int, float | None], sign: int = 1) -> list[int]:
     return sorted({*best[: math.ceil(len(scores) / SHARE)], *({0} & alive.keys())})
 
 
-def total_rounds(trials: int, rounds: int) -> int:
-    """Rounds that all trials train together, if none breaks down and the defaults never win.
+def total_rounds(trials: int, rounds: int, confirm: int = 0) -> int:
+    """Rounds that all trials train together, if none breaks down and the defaults never win; those
+    that come to the end train with `confirm` further seeds.
 
-    >>> total_rounds(1, 50), total_rounds(4, 50)
-    (50, 167)
+    >>> total_rounds(1, 50), total_rounds(4, 50), total_rounds(4, 50, confirm=2)
+    (50, 167, 467)
     """
     total, alive, before = 0, trials, 0
     for rung in rungs(trials, rounds):
+        if before:
+            alive = min(alive, math.ceil(alive / SHARE) + 1)
         total += alive * (rung - before)
-        alive, before = min(alive, math.ceil(alive / SHARE) + 1), rung
-    return total
+        before = rung
+    return total + (alive * confirm * rounds if alive > 1 else 0)

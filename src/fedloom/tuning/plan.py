@@ -79,7 +79,14 @@ class Plan:
         space = self.spaces[place]
         return Trial(number, describe(space.at(settings)), settings)
 
-    def config(self, place: int, trial: Trial, rounds: int, out: Path | None = None) -> RunConfig:
+    def config(
+        self,
+        place: int,
+        trial: Trial,
+        rounds: int,
+        out: Path | None = None,
+        seed: int | None = None,
+    ) -> RunConfig:
         """The run of a trial up to a rung. Where the last round is the result, only the rounds
         at which trials are compared are scored."""
         protocol = on_validation_rows(parse_protocol(self.base.protocol))
@@ -91,6 +98,7 @@ class Plan:
             early_stop=None,
             diagnose=None,
             rounds=rounds,
+            seed=self.base.seed if seed is None else seed,
             title=f"{self.labels[place]}, trial {trial.number}",
             out=None if out is None else str(out),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import mean
 from typing import Any
 
 from fedloom.core.metrics import metric, words
@@ -28,6 +29,8 @@ class Trial:
     cpu_seconds: float = 0.0
     ended: bool = False
     """It has run to the end, was not good enough to go on, or broke down."""
+    confirmed: Mapping[int, float | None] = field(default_factory=dict)
+    """Further seed -> score of the whole run with it; None: its training broke down there."""
 
     @property
     def rounds(self) -> int:
@@ -36,8 +39,22 @@ class Trial:
 
     @property
     def score(self) -> float | None:
-        """On validation rows at the last rung it reached; None: its training broke down."""
-        return None if self.why or not self.scores else self.scores[self.rounds]
+        """On validation rows at the last rung it reached, the mean over seeds where it was trained
+        with further ones and did not break down; None: its training broke down."""
+        if self.why or not self.scores:
+            return None
+        further = [score for score in self.confirmed.values() if score is not None]
+        return mean([self.scores[self.rounds], *further])
+
+    def judged_by(self, seeds: Container[int]) -> Trial:
+        """The same, with these further seeds only: a folder may hold others."""
+        kept = {seed: score for seed, score in self.confirmed.items() if seed in seeds}
+        return replace(self, confirmed=kept)
+
+    @property
+    def breakdowns(self) -> int:
+        """With how many of the further seeds its training broke down."""
+        return sum(score is None for score in self.confirmed.values())
 
     def as_json(self) -> dict[str, Any]:
         """In JSON's types."""
@@ -48,6 +65,7 @@ class Trial:
             "score": self.score,
             "rounds": self.rounds,
             "scores": {str(rounds): score for rounds, score in sorted(self.scores.items())},
+            "further_seeds": {str(seed): score for seed, score in sorted(self.confirmed.items())},
             "why": self.why,
             "cpu_seconds": round(self.cpu_seconds, 3),
         }
@@ -74,11 +92,12 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The best of those that came furthest, the first of equals; the defaults, where the
-        training of every trial broke down."""
+        """The best of those that came furthest and broke down with the fewest seeds, the first of
+        equals; the defaults, where the training of every trial broke down."""
 
-        def rank(trial: Trial) -> tuple[int, float, int]:
-            return trial.rounds, metric(self.metric).sign * (trial.score or 0.0), -trial.number
+        def rank(trial: Trial) -> tuple[int, int, float, int]:
+            score = metric(self.metric).sign * (trial.score or 0.0)
+            return trial.rounds, -trial.breakdowns, score, -trial.number
 
         return max((t for t in self.trials if t.score is not None), key=rank, default=self.default)
 
@@ -132,6 +151,8 @@ class TuneResult:
     methods: list[Tuned]
     trials: int
     """Of every method; one of a method that leaves nothing open."""
+    confirm: int
+    """With how many further seeds those that came to the end were trained."""
     rungs: list[int]
     """Rounds at which trials were compared."""
     validation: str
@@ -149,6 +170,7 @@ class TuneResult:
         """In JSON's types, as `tune.json` holds it."""
         return {
             "trials": self.trials,
+            "confirm": self.confirm,
             "rungs": self.rungs,
             "seed": self.config.seed,
             "validation": self.validation,

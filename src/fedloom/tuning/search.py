@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ class Search:
             for place, label in enumerate(plan.labels)
         ]
 
-    def affordable(self, seconds: float, further: float = 0) -> int:
+    def affordable(self, seconds: float, further: float = 0, confirm: int = 0) -> int:
         """How many trials of every method fit into a time, by a first round of each, with `further`
         rounds of each after the tuning; where the folder has methods already, as many as these
         have."""
@@ -53,15 +53,16 @@ class Search:
             for place in range(len(plan.labels))
         ]
         per_round = [outcome.round_seconds for _, outcome in self.runs.outcomes(configs)]
-        count = trials_within(seconds, per_round, plan.base.rounds, plan.base.workers, further)
+        base = plan.base
+        count = trials_within(seconds, per_round, base.rounds, base.workers, further, confirm)
         self.note(
             f"a round takes {duration(sum(per_round))} for all {len(configs)} methods together, so"
             f" {count} trials of each fit into {duration(seconds)}"
         )
         return count
 
-    def run(self, trials: int) -> TuneResult:
-        """All trials, as far as they go."""
+    def run(self, trials: int, confirm: int = 0) -> TuneResult:
+        """All trials, as far as they go; those that come to the end train with further seeds."""
         plan = self.plan
         self._enter(trials)
         steps = rungs(trials, plan.base.rounds)
@@ -73,17 +74,19 @@ class Search:
             self._climb(rung)
             self._cut(before, rung)
         self._complete()
+        seeds = range(plan.base.seed + 1, plan.base.seed + 1 + confirm)
+        self._confirm(seeds)
         tuned = [
             Tuned(
                 label,
-                study.trials(),
+                [trial.judged_by(seeds) for trial in study.trials()],
                 {name: str(where) for name, where in space.ranges.items()},
                 plan.base,
                 plan.metric,
             )
             for label, study, space in zip(plan.labels, self.studies, plan.spaces, strict=True)
         ]
-        return TuneResult(tuned, trials, steps, plan.validation, plan.base, plan.base.out)
+        return TuneResult(tuned, trials, confirm, steps, plan.validation, plan.base, plan.base.out)
 
     def _enter(self, count: int) -> None:
         for place, study in enumerate(self.studies):
@@ -111,9 +114,8 @@ class Search:
         for at, outcome in self.runs.outcomes(configs):
             place, trial = due[at]
             self.studies[place].report(trial.number, rung, outcome)
-            score = outcome.score
-            came_to = outcome.why if score is None else metric(self.plan.metric).shown(score)
-            self.note(f"{trial.expression}, trial {trial.number}, {rung} rounds: {came_to}")
+            told = self._told(outcome)
+            self.note(f"{trial.expression}, trial {trial.number}, {rung} rounds: {told}")
 
     def _cut(self, before: int, rung: int) -> None:
         """End the trials that do not go on, after all have reached a rung from the one before. Of
@@ -140,13 +142,44 @@ class Search:
                     study.complete(trial.number, trial.scores[self.plan.base.rounds])
         self._tidy()
 
+    def _confirm(self, seeds: Sequence[int]) -> None:
+        """Train the trials of the last rung with further seeds, where there are several."""
+        plan, rounds = self.plan, self.plan.base.rounds
+        due = []
+        for place, study in enumerate(self.studies):
+            last = [trial for trial in study.trials() if rounds in trial.scores]
+            if len(last) > 1:
+                due += [(place, t, seed) for t in last for seed in seeds if seed not in t.confirmed]
+        folders = [self._folder(place, trial.number, seed) for place, trial, seed in due]
+        configs = [
+            plan.config(place, trial, rounds, folder, seed)
+            for (place, trial, seed), folder in zip(due, folders, strict=True)
+        ]
+        for at, outcome in self.runs.outcomes(configs):
+            place, trial, seed = due[at]
+            self.studies[place].confirm(trial.number, seed, outcome)
+            self.note(
+                f"{trial.expression}, trial {trial.number}, seed {seed}: {self._told(outcome)}"
+            )
+            _drop_states(folders[at])
+
+    def _told(self, outcome: Outcome) -> str:
+        score = outcome.score
+        return outcome.why if score is None else metric(self.plan.metric).shown(score)
+
     def _tidy(self) -> None:
-        """States of trials that have ended take space and are of no use."""
+        """Trials that have ended do not go on."""
         for place, study in enumerate(self.studies):
             for trial in study.trials():
                 if trial.ended:
-                    paths = RunPaths(self._folder(place, trial.number))
-                    shutil.rmtree(paths.checkpoints, ignore_errors=True)
+                    _drop_states(self._folder(place, trial.number))
 
-    def _folder(self, place: int, number: int) -> Path:
-        return self.store.folder / file_name(self.plan.labels[place]) / f"trial-{number:03d}"
+    def _folder(self, place: int, number: int, seed: int | None = None) -> Path:
+        """Of a trial, or of the same with a further seed."""
+        name = f"trial-{number:03d}" + ("" if seed is None else f"-seed-{seed}")
+        return self.store.folder / file_name(self.plan.labels[place]) / name
+
+
+def _drop_states(folder: Path) -> None:
+    """The states of a run that does not go on take space and are of no use."""
+    shutil.rmtree(RunPaths(folder).checkpoints, ignore_errors=True)

@@ -27,6 +27,7 @@ with needs_extra("tune"):
 
 _JOURNAL = "trials.jsonl"
 _LOCK = "tune.lock"
+_FURTHER = "further_seed"
 
 
 class _JournalFile(JournalFileBackend):
@@ -130,7 +131,12 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """As they are now."""
-        return [_read(frozen) for frozen in self._frozen()]
+        further: dict[int, dict[int, Any]] = {}
+        for key, came_to in self._study.user_attrs.items():
+            if key.startswith(_FURTHER):
+                _, number, seed = key.split("/")
+                further.setdefault(int(number), {})[int(seed)] = came_to
+        return [_read(frozen, further.get(frozen.number, {})) for frozen in self._frozen()]
 
     def report(self, number: int, rounds: int, outcome: Outcome) -> None:
         """Write down what a trial came to at a rung; one without a score has ended."""
@@ -151,6 +157,12 @@ class Study:
         """The trial ran to the end."""
         self._journal.set_trial_state_values(self._trial_id(number), TrialState.COMPLETE, [score])
 
+    def confirm(self, number: int, seed: int, outcome: Outcome) -> None:
+        """Write down what a trial came to with a further seed. It is kept with the study: Optuna
+        lets nobody add to a trial that has ended, and further seeds may be asked for later."""
+        came_to = {"score": outcome.score, "cpu_seconds": outcome.cpu_seconds}
+        self._study.set_user_attr(f"{_FURTHER}/{number}/{seed}", came_to)
+
     def _frozen(self) -> list[FrozenTrial]:
         return self._study.get_trials(deepcopy=False)
 
@@ -158,15 +170,17 @@ class Study:
         return self._journal.get_trial_id_from_study_id_trial_number(self._id, number)
 
 
-def _read(frozen: FrozenTrial) -> Trial:
+def _read(frozen: FrozenTrial, further: Mapping[int, Any]) -> Trial:
+    spent = [came_to["cpu_seconds"] for came_to in further.values()]
     return Trial(
         number=frozen.number,
         expression=frozen.user_attrs["method"],
         settings=frozen.user_attrs["settings"],
         scores=frozen.intermediate_values,
         why=frozen.user_attrs.get("why", ""),
-        cpu_seconds=frozen.user_attrs.get("cpu_seconds", 0.0),
+        cpu_seconds=frozen.user_attrs.get("cpu_seconds", 0.0) + sum(spent),
         ended=frozen.state.is_finished(),
+        confirmed={seed: came_to["score"] for seed, came_to in further.items()},
     )
 
 

@@ -37,14 +37,24 @@ def trials_table(tuned: Tuned, rungs: list[int]) -> Table:
     table.add_column("settings", overflow="fold")
     for rung in rungs:
         table.add_column(f"round {rung}", justify="right", no_wrap=True)
+    further = sorted({seed for trial in tuned.trials for seed in trial.confirmed})
+    for seed in further:
+        table.add_column(f"seed {seed}", justify="right", no_wrap=True)
     for trial in tuned.trials:
         scores = [_shown(trial.scores.get(rung), metric(tuned.metric)) for rung in rungs]
         if trial.why:
             scores[len(trial.scores)] = "failed"
+        with_seeds = [
+            _shown(trial.confirmed[seed], metric(tuned.metric), "failed")
+            if seed in trial.confirmed
+            else "-"
+            for seed in further
+        ]
         table.add_row(
             str(trial.number),
             Text(_settings(trial)),
             *scores,
+            *with_seeds,
             style="bold" if trial == tuned.best else "",
         )
     return table
@@ -56,5 +66,5 @@ def _settings(trial: Trial) -> str:
     return written if trial.number else defaults
 
 
-def _shown(score: float | None, of: Metric) -> str:
-    return "-" if score is None else f"{of.factor * score:.2f}"
+def _shown(score: float | None, of: Metric, nothing: str = "-") -> str:
+    return nothing if score is None else f"{of.factor * score:.2f}"

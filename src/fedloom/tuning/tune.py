@@ -35,6 +35,7 @@ def tune(
     *,
     trials: int | None = None,
     budget: str | float | None = None,
+    confirm: int = 0,
     lr_range: tuple[float, float] | None = None,
     model: str | Model = "auto",
     note: Callable[[str], None] | None = None,
@@ -43,7 +44,9 @@ def tune(
     """The best hyper-parameters of every method, by successive halving on validation rows.
 
     `trials` (16) of each method, or as many as fit into a `budget` such as "30m" for all of them.
-    `workers` trials run side by side; the result does not depend on how many. Settings are the keys
+    `workers` trials run side by side; the result does not depend on how many. With `confirm`, those
+    that come to the end are trained with so many further seeds, and the best is best on average.
+    Settings are the keys
     of `RunConfig`; `rounds` are those of the run to tune for. With `out`, trials that ended in an
     earlier, interrupted tuning are not run again; without, no folder is left. `note` is told what
     happens, in sentences.
@@ -56,6 +59,8 @@ def tune(
         raise BadInput("trials and budget both say how much is tried; give one of them")
     if trials is not None and trials < 1:
         raise BadInput(f"trials = {trials}, but at least one is needed")
+    if confirm < 0:
+        raise BadInput(f"confirm = {confirm}, but a number of further seeds is 0 or more")
     seconds = None if budget is None else seconds_of(budget)
     lr = None if lr_range is None else Log(*lr_range)
     given = [Given(method, data, model) for method in methods]
@@ -66,7 +71,9 @@ def tune(
         runs = stack.enter_context(SideBySide(advance, plan.data, plan.model, plan.base.workers))
         search = Search(plan, store, runs, note or (lambda sentence: None))
         count = trials or TRIALS
-        result = search.run(count if seconds is None else search.affordable(seconds))
+        if seconds is not None:
+            count = search.affordable(seconds, confirm=confirm)
+        result = search.run(count, confirm)
     if plan.base.out is not None:
         write_json(Path(plan.base.out) / "tune.json", result.as_json())
     return result

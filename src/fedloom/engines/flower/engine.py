@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -343,7 +343,7 @@ class Flower(Engine):
         # Replies are compared with each other, so none counts before all have come.
         restored = self._program.compression.restored
         replies = {
-            cid: (sent, replace(up, state=restored(up.state, sent.down.state)))
+            cid: (sent, up.carrying(restored(up.state, sent.down.state)))
             for cid, (sent, up, _) in answers.items()
         }
         objections = bounds.objections(replies)
