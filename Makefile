@@ -54,6 +54,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/fedpac_server.py
 	$(BIN)/python benchmarks/start.py
+	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/diagnostics.py
 	$(BIN)/python benchmarks/engines.py

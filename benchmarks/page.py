@@ -350,6 +350,24 @@ def start() -> str:
     return rows(["", "", "CPU s", "times torch (spread)", f"at most {found['at_most']}"], body)
 
 
+def side_by_side() -> str:
+    """Many small runs: one after another, and side by side."""
+    found = read("side_by_side")
+    body = []
+    for work in ("compare", "tune"):
+        measured = found[work]
+        same = "yes" if measured["same_outcome"] else "**no**"
+        for way, seconds in measured["median"].items():
+            told = ["", "", same]
+            if way in measured["times_as_fast"]:
+                ratio, (low, high) = measured["times_as_fast"][way], measured["spread"][way]
+                reached = "yes" if ratio >= found["to_reach"] else "**no**"
+                told = [f"{ratio:.2f} ({low:.2f} to {high:.2f})", reached, same]
+            body.append([f"`fedloom {work}`", way, f"{seconds:.1f}", *told])
+    heads = ["18 runs by", "", "s", "times as fast (spread)", f"{found['to_reach']} times"]
+    return rows([*heads, "same outcome"], body)
+
+
 SECURE = "secure aggregation"
 ORDER = (
     "none",
@@ -633,6 +651,7 @@ PLACES = {
         "small_clients": small_clients,
         "fedpac_server": fedpac_server,
         "start": start,
+        "side_by_side": side_by_side,
         "evaluation": evaluation,
         "passes": passes,
         "diagnostics": diagnostics,

@@ -191,6 +191,7 @@ def compete(name: str, duel: Duel, repeats: int, scratch: Path) -> dict:
 
 def tiled(scratch: Path, clients: int) -> Path:
     """Digits again and again, 18 rows for each client, as a file."""
+    scratch.mkdir(parents=True, exist_ok=True)
     once, rows = load("digits"), np.arange(18 * clients)
     rows %= len(once)
     np.savez(scratch / TILED, x=once.x[rows], y=np.asarray(once.y)[rows])
