@@ -61,6 +61,7 @@ app = typer.Typer(
     "To begin: `fedloom list`, then `fedloom run --method fedper --rounds 20`.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # Click does
     pretty_exceptions_enable=False,
 )
 app.add_typer(deploy_app)

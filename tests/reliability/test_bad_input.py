@@ -156,6 +156,12 @@ def test_usage_is_exit_code_two(command: list[str], said: str, here: Path) -> No
     assert said in refused(here, *command, code=2)
 
 
+@pytest.mark.parametrize("command", [["comparee", "fedavg"], ["deploy", "restor"]])
+def test_a_misspelt_command_is_answered_with_one_suggestion(command: list[str], here: Path) -> None:
+    """Typer and Click both have one to make."""
+    assert refused(here, *command, code=2).count("Did you mean") == 1
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [

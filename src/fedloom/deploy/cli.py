@@ -33,6 +33,7 @@ deploy_app = typer.Typer(
     help="Train where the data is: one SuperLink, a SuperNode at every site.\n\n"
     "To begin: `fedloom deploy local`, which rehearses all of it on this machine.",
     no_args_is_help=True,
+    suggest_commands=False,  # Click does
 )
 deploy_app.command()(approve)
 deploy_app.command("try")(try_)

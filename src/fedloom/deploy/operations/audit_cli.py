@@ -14,6 +14,7 @@ audit_app = typer.Typer(
     name="audit",
     help="The logs in which a site and a server record what ran, what left and what was refused.",
     no_args_is_help=True,
+    suggest_commands=False,  # Click does
 )
 
 
