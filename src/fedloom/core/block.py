@@ -5,8 +5,9 @@ and the optimiser are the ones of a single client, and the passes through the ne
 computation (`batched_layers`). What a client has for itself stays its own: the order of its
 batches, its stream of random numbers, the norm of its gradient, and all that a method's hooks do.
 `inputs`, `loss` and `grads` are called member by member with the member's own site and its share of
-the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks. `local` is
-called once for all: it may train, and pass trees on; for more it is refused (`together`).
+the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks; but a
+`grads` of which its part says that it goes `number_by_number` is called once, with stacks. `local`
+is called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
 Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares
 before it trusts.
@@ -22,7 +23,13 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
+from fedloom.core.batched_layers import (
+    MOST_ROWS_OF_MEAN,
+    has_batched_form,
+    means_of_losses,
+    side_by_side,
+    vmap_knows,
+)
 from fedloom.core.data import ClientData, inputs_side_by_side
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
@@ -35,7 +42,7 @@ from fedloom.core.site import Site, _Loop
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
 from fedloom.core.term import Batch, Term
-from fedloom.core.together import Together
+from fedloom.core.together import Stacks, Together
 from fedloom.core.tree import Tree, place, unstacked
 
 
@@ -198,7 +205,10 @@ class Block(Site):
         # All outputs are for hooks; a prediction needs only the way to it.
         self._route = self.net._route(None if self._own_losses else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
-        hooks = loop.inputs or loop.corrections
+        corrects = [p for p in (self.method, *self.terms) if p.overrides("grads")]
+        self._corrects_at_once = all("grads" in part.number_by_number for part in corrects)
+        self._stacks = Stacks(self)
+        hooks = loop.inputs or (loop.corrections and not self._corrects_at_once)
         self._members_see_weights = self._own_losses or bool(hooks) or some_alone
         return loop
 
@@ -230,6 +240,8 @@ class Block(Site):
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
         """Member by member: over all rows of one client at once, as it does alone."""
+        if not self._fixed_stages(loop):
+            return {}
         models = self._shares(w)
         by_member = [
             member._fixed_outputs(loop, model)
@@ -301,12 +313,15 @@ class Block(Site):
         return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
 
     def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:
-        """Each member's loss, averaged by the call that averages it otherwise, and what is
-        differentiated: their sum, by rows."""
+        """Each member's mean loss with the bits of its own, and what is differentiated: their sum,
+        by rows."""
         logits = b.out[self.net.logits]
         rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
-        pairs = zip(logits.detach(), b.target, strict=True)
-        losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
+        if logits.shape[1] <= MOST_ROWS_OF_MEAN:
+            losses = means_of_losses(rows.detach().view(b.target.shape))
+        else:
+            pairs = zip(logits.detach(), b.target, strict=True)
+            losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
         return losses, rows.sum() / logits.shape[1]
 
     def _losses_of_members(self, b: Batch) -> tuple[Tensor, Tensor]:
@@ -328,7 +343,11 @@ class Block(Site):
 
     @torch.no_grad()
     def _corrected(self, g: Tree) -> Tree:
-        """`grads`, member by member."""
+        """`grads`, member by member where it must be."""
+        if self._corrects_at_once:
+            for correct in self._running.corrections:
+                g = correct(g, self._stacks)  # type: ignore[arg-type]
+            return g
         corrected = []
         for member, stream, share in zip(self.members, self._streams, self._shares(g), strict=True):
             own = share

@@ -162,10 +162,10 @@ _Uploaded = tuple[State, tuple[ClientScore, ...]]
 def _train(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
     scores = _measure(site, ask, "trained", site.method.personalize)
     up: State = {}
+    marks = _marks(site.own)
     for part in site.method.parts:
-        before = _marks(site.own)
         up |= part.finish(site)
-        _check_writes(site, before, part.name)
+        marks = _check_writes(site, marks, part.name)
     return up, scores
 
 
@@ -216,6 +216,8 @@ def check_upload(site: Site, up: State) -> None:
     }
     optimizer = site.own.get(OPTIMIZER, {}).values()
     private |= {v.untyped_storage().data_ptr() for v in optimizer if v.numel() > 0}
+    if not private:
+        return
     for name, tree in up.items():
         for k, v in tree.items():
             if v.untyped_storage().data_ptr() in private:
@@ -229,8 +231,8 @@ def check_kept(site: Site) -> None:
         raise LeakError(f"client {site.cid}, {site.plan}: kept slice {strange[0]!r} has no owner")
 
 
-def _check_writes(site: Site, before: _Marks, writer: str) -> None:
-    """What changed in `own` must belong to the part that was just called."""
+def _check_writes(site: Site, before: _Marks, writer: str) -> _Marks:
+    """What changed in `own` must belong to the part that was just called; returns how it is now."""
     after, writers = _marks(site.own), site.program.writers
     for name in before.keys() | after.keys():
         was, now = before.get(name, {}), after.get(name, {})
@@ -240,6 +242,7 @@ def _check_writes(site: Site, before: _Marks, writer: str) -> None:
                 f"client {site.cid}, {site.plan}: {writer} wrote {name}/{key},"
                 " which belongs to another part"
             )
+    return after
 
 
 def _marks(state: State) -> _Marks:

@@ -429,14 +429,16 @@ class Site:
         Only where that changes no result: no part changes inputs or adds a loss of its own, rows
         are not augmented, and the outputs are small enough to hold.
         """
+        stages = self._fixed_stages(loop)
+        return self._scan(stages, w, self.data.train) if stages else {}
+
+    def _fixed_stages(self, loop: _Loop) -> list[str]:
         needs_every_batch = loop.inputs or loop.losses or self.data.train.augmented
         if isinstance(loop.modes, bool) or needs_every_batch:
-            return {}
+            return []
         stages = list(takewhile(self._is_fixed, self.net.path_to(self.net.logits)))
         width = sum(self.net.shape_of(stage).numel() for stage in stages)
-        if not stages or width * len(self.data.train) > FIXED_NUMBERS:
-            return {}
-        return self._scan(stages, w, self.data.train)
+        return stages if width * len(self.data.train) <= FIXED_NUMBERS else []
 
     def _is_fixed(self, stage: str) -> bool:
         modes = self._running.modes

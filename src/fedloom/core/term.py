@@ -71,6 +71,10 @@ class Term:
     """Keys of its slice that tell nothing of rows and are all that it reads of single uploads: with
     `secure_aggregation` they are sent as they are, and everything else is masked. Without this a
     part that gathers is refused there."""
+    number_by_number: ClassVar[tuple[Literal["grads"], ...]] = ()
+    """Hooks that only add, subtract and multiply numbers in the same places of trees: the gradient,
+    `s.w`, `s.received`, `s.down` and `s.own`, none of which another hook changes during a fit. They
+    are called once for clients side by side, whose tensors have one dimension more in front."""
     keeps_what_it_sent: ClassVar[str] = ""
     """Why its slice at a client may hold the very values that were sent; empty: it may not, and
     `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""

@@ -1,15 +1,17 @@
-"""What `Method.local` sees of clients that train side by side.
+"""What hooks see of clients that train side by side, where they are called once for all.
 
-It is called once for all of them, and its tensors are stacks: what it computed with them would mix
-the clients. So it may train, read what the clients have in common, and pass trees on from `own` to
-`fit` and back. Anything else ends the attempt, and the clients are trained one by one.
+`Method.local` gets stacks, and what it computed with them would mix the clients. So it may train,
+read what the clients have in common, and pass trees on from `own` to `fit` and back. Hooks that go
+number by number may compute with the stacks as with the tensors of one client. Anything else ends
+the attempt, and the clients are trained one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -85,3 +87,53 @@ class _Slices:
 
     def __getattr__(self, name: str) -> Any:
         raise NotInCommon(f"local uses s.own.{name}")
+
+
+class Stacks:
+    """Stands in for the `Site` in hooks that go number by number: trees of all members, stacked.
+
+    What is the same tensor for all of them stays one, and is spread over the stacks it meets.
+    """
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+        self.down, self.own = _Trees(block, "down"), _Trees(block, "own")
+
+    @property
+    def w(self) -> Tree:
+        """The models in training."""
+        return self._block.w
+
+    @cached_property
+    def received(self) -> Tree:
+        """The models as they arrived."""
+        return _stacked([member.received for member in self._block.members])
+
+    def __getattr__(self, name: str) -> Any:
+        if name in COMMON:
+            return getattr(self._block, name)
+        raise NotInCommon(f"a hook that goes number by number reads s.{name}")
+
+
+class _Trees:
+    """Slices of all members, each stacked when it is first asked for in a fit."""
+
+    def __init__(self, block: Block, of: Literal["down", "own"]) -> None:
+        self._block, self._of = block, of
+        self._trees: dict[str, Tree] = {}
+
+    def __getitem__(self, name: str) -> Tree:
+        if name not in self._trees:
+            trees = [getattr(member, self._of)[name] for member in self._block.members]
+            self._trees[name] = _stacked(trees)
+        return self._trees[name]
+
+
+def _stacked(trees: Sequence[Tree]) -> Tree:
+    first = trees[0]
+    if any(tree.keys() != first.keys() for tree in trees):
+        raise NotInCommon("clients have unlike tensors")
+    return {
+        k: v if all(tree[k] is v for tree in trees) else torch.stack([tree[k] for tree in trees])
+        for k, v in first.items()
+    }
