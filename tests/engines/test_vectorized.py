@@ -191,7 +191,9 @@ def test_a_block_is_as_if_every_member_had_been_trained_alone() -> None:
     method = one[0].method
     for site in one:
         method.local(site)
-    method.local(Block(other))
+    block = Block(other)
+    method.local(block)
+    block.hand_out()
     for a, b in zip(one, other, strict=True):
         assert digest({"model": a.w}) == digest({"model": b.w})
         assert (a.travel, a.steps, a._fits) == (b.travel, b.steps, b._fits)

@@ -41,7 +41,7 @@ from fedloom.core.rng import Stream
 from fedloom.core.site import Site, _Loop
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
-from fedloom.core.term import Batch, Term
+from fedloom.core.term import Batch, Term, goes_number_by_number
 from fedloom.core.together import Stacks, Together
 from fedloom.core.tree import Tree, place, unstacked
 
@@ -125,8 +125,8 @@ class Member(Site):
 class Block(Site):
     """Sites of one round with the same net, the same options and equally many rows, as one.
 
-    After `fit` every member is as if it had been trained alone. `watch` is called before every
-    step and may raise; the members are then of no more use.
+    After `fit` and `hand_out` every member is as if it had been trained alone. `watch` is called
+    before every step and may raise; the members are then of no more use.
     """
 
     def __init__(self, members: Sequence[Site], watch: Callable[[], None] = lambda: None) -> None:
@@ -141,19 +141,12 @@ class Block(Site):
         self._as_one = _stages_as_one(self.net, self.device)
         self._rows: tuple[Tensor, Tensor] | None = None
         """Inputs and targets of all training rows, once they are needed."""
-        self._handed_out = False
 
-    def end(self) -> None:
-        """Nothing more is trained: members whose own model was not get it as it was."""
-        if not self._handed_out:
-            self._hand_out(self.w)
-
-    def _hand_out(self, models: Tree) -> None:
-        """Each member gets its model, which nobody else will change."""
-        shares = {k: unstacked(v) for k, v in models.items()}
+    def hand_out(self) -> None:
+        """Nothing more is trained: each member gets its model, which nobody else will change."""
+        shares = {k: unstacked(v) for k, v in self.w.items()}
         for i, member in enumerate(self.members):
             member.w = {k: place(v[i], self.device) for k, v in shares.items()}
-        self._handed_out = True
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
@@ -176,11 +169,9 @@ class Block(Site):
             member.w, member.terms, member._loop = own_model, own_terms, loop
             member.travel, member._fits = dict(self.travel), dict(self._fits)
             member.steps = self.steps
-        if w is None:
-            self._hand_out(trained)
-            if steps:
-                for member, loss in zip(self.members, losses, strict=True):
-                    member.mean_loss = loss / steps
+        if w is None and steps:
+            for member, loss in zip(self.members, losses, strict=True):
+                member.mean_loss = loss / steps
         return trained
 
     def _prepare(self, schedule: Schedule, training: str) -> _Loop:
@@ -206,7 +197,7 @@ class Block(Site):
         self._route = self.net._route(None if self._own_losses else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
         corrects = [p for p in (self.method, *self.terms) if p.overrides("grads")]
-        self._corrects_at_once = all("grads" in part.number_by_number for part in corrects)
+        self._corrects_at_once = all(goes_number_by_number(part, "grads") for part in corrects)
         self._stacks = Stacks(self)
         hooks = loop.inputs or (loop.corrections and not self._corrects_at_once)
         self._members_see_weights = self._own_losses or bool(hooks) or some_alone

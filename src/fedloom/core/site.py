@@ -29,7 +29,15 @@ from fedloom.core.secure.slices import SECURE, of_method
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
-from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
+from fedloom.core.tree import (
+    State,
+    Tree,
+    clone,
+    clone_state,
+    place,
+    place_state,
+    placed_state,
+)
 from fedloom.errors import BadInput, TrainingError
 
 GATHERED_NUMBERS = 2**22
@@ -154,7 +162,7 @@ class Site:
         self.net = self.program.net(self.cid)
         self.shared = self.program.shared(self.cid)
         put_back = self.program.frozen.put_back
-        self.down = place_state(put_back(visit.down.state), self.device)
+        self.down = placed_state(put_back(visit.down.state), self.device)
         own = of_method(visit.own)
         self.own = clone_state(place_state(put_back(own or {}), self.device))
         self.memo, self.travel = {}, {}

@@ -17,7 +17,7 @@ import torch
 
 from fedloom.core.phase import Phase
 from fedloom.core.term import Term
-from fedloom.core.tree import Tree
+from fedloom.core.tree import Tree, unstacked
 
 if TYPE_CHECKING:
     from fedloom.core.block import Block
@@ -81,9 +81,9 @@ class _Slices:
         """At once to every member: hooks of the next `fit` may read it."""
         if not isinstance(value, Passed):
             raise NotInCommon(f"local writes s.own[{name!r}], and did not get it from s.fit")
-        shares = self._block._shares(value.tree)
-        for member, share in zip(self._block.members, shares, strict=True):
-            member.own[name] = {k: v.clone() for k, v in share.items()}
+        parts = {k: unstacked(v) for k, v in value.tree.items()}
+        for i, member in enumerate(self._block.members):
+            member.own[name] = {k: v[i] for k, v in parts.items()}
 
     def __getattr__(self, name: str) -> Any:
         raise NotInCommon(f"local uses s.own.{name}")
@@ -92,7 +92,7 @@ class _Slices:
 class Stacks:
     """Stands in for the `Site` in hooks that go number by number: trees of all members, stacked.
 
-    What is the same tensor for all of them stays one, and is spread over the stacks it meets.
+    What a hook writes to `own` stays here, and the members do not see it.
     """
 
     def __init__(self, block: Block) -> None:
@@ -101,13 +101,18 @@ class Stacks:
 
     @property
     def w(self) -> Tree:
-        """The models in training."""
+        """The models in training, or as it left them."""
         return self._block.w
 
     @cached_property
     def received(self) -> Tree:
         """The models as they arrived."""
         return _stacked([member.received for member in self._block.members])
+
+    @property
+    def travel(self) -> dict[str, float]:
+        """The same for all, as the rates and the numbers of steps are."""
+        return self._block.travel
 
     def __getattr__(self, name: str) -> Any:
         if name in COMMON:
@@ -116,24 +121,40 @@ class Stacks:
 
 
 class _Trees:
-    """Slices of all members, each stacked when it is first asked for in a fit."""
+    """Slices of all members, each stacked when it is first asked for."""
 
     def __init__(self, block: Block, of: Literal["down", "own"]) -> None:
         self._block, self._of = block, of
         self._trees: dict[str, Tree] = {}
+        self.written: dict[str, Tree] = {}
 
     def __getitem__(self, name: str) -> Tree:
+        if name in self.written:
+            return self.written[name]
         if name not in self._trees:
             trees = [getattr(member, self._of)[name] for member in self._block.members]
             self._trees[name] = _stacked(trees)
         return self._trees[name]
 
+    def get(self, name: str, default: Tree) -> Tree:
+        """The slice, or something else where no member has it."""
+        held = any(name in getattr(member, self._of) for member in self._block.members)
+        return self[name] if held or name in self.written else default
+
+    def __setitem__(self, name: str, tree: Tree) -> None:
+        if self._of == "down":
+            raise NotInCommon(f"a hook writes s.down[{name!r}]")
+        self.written[name] = tree
+
 
 def _stacked(trees: Sequence[Tree]) -> Tree:
-    first = trees[0]
+    """What is the same tensor for all of them is not copied."""
+    first, size = trees[0], len(trees)
     if any(tree.keys() != first.keys() for tree in trees):
         raise NotInCommon("clients have unlike tensors")
     return {
-        k: v if all(tree[k] is v for tree in trees) else torch.stack([tree[k] for tree in trees])
+        k: v.expand(size, *v.shape)
+        if all(tree[k] is v for tree in trees)
+        else torch.stack([tree[k] for tree in trees])
         for k, v in first.items()
     }

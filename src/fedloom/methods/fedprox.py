@@ -43,7 +43,7 @@ class Proximal(Term):
     tunable: ClassVar[Tunable] = {"mu": Log(1e-3, 1)}
     reveals: ClassVar[tuple[str, ...]] = ()
     against_example_noise: ClassVar[str] = ""
-    number_by_number: ClassVar[tuple[Literal["grads"], ...]] = ("grads",)
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads",)
     mu: float = 0.01
 
     def __post_init__(self) -> None:

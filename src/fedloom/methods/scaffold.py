@@ -51,7 +51,7 @@ class ControlVariates(Term):
         " makes the variate grow without bound; example(...) goes with it"
     )
     against_example_noise: ClassVar[str] = ""
-    number_by_number: ClassVar[tuple[Literal["grads"], ...]] = ("grads",)
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads", "finish")
     keeps_what_it_sent: ClassVar[str] = "c_i begins at zero, so the first difference is c_i itself"
 
     def server_init(self, r: Round) -> State:
