@@ -182,7 +182,7 @@ class Block(Site):
         self._clip = schedule.opt.clip
         rows, tag = len(self.data.train), (training, self._fits[training])
         gens = [m.gen(("batches", *tag)) for m in self.members[1:]]
-        self._orders = [schedule.epochs(rows, gen) for gen in gens]
+        self._orders = [schedule.orders(rows, gen) for gen in gens]
         self._streams = [Stream(*self.plan.key, m.cid, "layers", *tag) for m in self.members]
         unclipped = replace(schedule, opt=replace(schedule.opt, clip=0.0))
         loop = super()._prepare(unclipped, training)
@@ -205,10 +205,10 @@ class Block(Site):
 
     def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
         """The batches of an epoch: x [B, n, ...], y and idx [B, n]."""
-        orders = (batches, *(next(order) for order in self._orders))
+        orders = (torch.cat(tuple(batches)), *(next(order) for order in self._orders))
         with timed("data"):
             x, y = self._all_rows()
-            idx = torch.stack([torch.cat(tuple(order)) for order in orders])
+            idx = torch.stack(orders)
         end = 0
         for size in map(len, batches):
             self.watch()

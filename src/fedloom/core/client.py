@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -15,11 +16,12 @@ from fedloom.core.finish_together import can_finish_together, finish_together
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.leaving import check_kept, check_upload
 from fedloom.core.message import Up
+from fedloom.core.method import Method
 from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.rng import Stream, rng_scope
 from fedloom.core.score import ClientScore, Moment
 from fedloom.core.secure import client as secure
-from fedloom.core.secure.slices import SECURE, keep_secret
+from fedloom.core.secure.slices import SECURE, keep_secret, of_method
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, Tree, clone_state, plain_state, plain_states
@@ -86,7 +88,8 @@ def clients_together(
         streams = [Stream(*_key(visit)) for visit in visits]
         sent, calls = _Received([visit.down.state for visit in visits]), []
         for visit, stream in zip(visits, streams, strict=True):
-            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
+            named = naming_hooks("at client ", visit.cid, ", ", visit.down.plan)
+            with stream if _may_draw_first(visit) else nullcontext(), named:
                 calls.append(_Call(visit, Member))
         arrived = _Received([call.site.down for call in calls])
         block = Block([call.site for call in calls], watch)
@@ -101,6 +104,15 @@ def clients_together(
         for received in (sent, arrived):
             received.check(f"clients side by side, {block.plan}")
         return answers
+
+
+def _may_draw_first(visit: Visit) -> bool:
+    """Before training: to begin with a state, or to make a model of its own of what it received?"""
+    method = visit.program.method
+    receives = type(method).receive is not Method.receive
+    return (
+        of_method(visit.own) is None or receives or visit.program.hostile_at(visit.cid) is not None
+    )
 
 
 def _one_by_one(
