@@ -34,6 +34,7 @@ from fedloom.core.data import ClientData, inputs_side_by_side
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
 from fedloom.core.optimizers import clipped
+from fedloom.core.outputs import SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
@@ -230,15 +231,26 @@ class Block(Site):
         return {}
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
-        """Member by member: over all rows of one client at once, as it does alone."""
-        if not self._fixed_stages(loop):
+        """Over all rows of a client at once, as it does alone: of all clients together, or member
+        by member."""
+        stages = self._fixed_stages(loop)
+        if not stages:
             return {}
+        if self._as_one.issuperset(stages) and len(self.data.train) <= SCAN_ROWS:
+            return self._fixed_as_one(stages)
         models = self._shares(w)
         by_member = [
             member._fixed_outputs(loop, model)
             for member, model in zip(self.members, models, strict=True)
         ]
         return {stage: torch.stack([out[stage] for out in by_member]) for stage in by_member[0]}
+
+    @torch.no_grad()
+    def _fixed_as_one(self, stages: Sequence[str]) -> dict[str, Tensor]:
+        outputs = {INPUT: self._all_rows()[0]}
+        for name, source in self.net._route(stages[-1]):
+            outputs[name] = self._run_as_one(name, outputs[source], False)
+        return {stage: outputs[stage] for stage in stages}
 
     def _shares(self, tree: Tree) -> list[Tree]:
         """Each member's part of stacked tensors, in the same memory."""
