@@ -15,7 +15,7 @@ from fedloom.core.block import Block
 from fedloom.core.compression import NONE
 from fedloom.core.evaluate import Ask
 from fedloom.core.hook_errors import naming_hooks
-from fedloom.core.leaving import check_upload
+from fedloom.core.leaving import check_kept, check_upload
 from fedloom.core.term import goes_number_by_number
 from fedloom.core.together import Stacks
 from fedloom.core.tree import State, plain_states, unstacked
@@ -44,24 +44,23 @@ def finish_together(block: Block) -> list[tuple[State, State]]:
     stacks, up = Stacks(block), State()
     with naming_hooks("at clients side by side, ", block.plan):
         for part in block.method.parts:
-            before = set(stacks.own.written)
+            before, written = dict(stacks.own.written), stacks.own.written
             up |= part.finish(stacks)  # type: ignore[arg-type]
-            _check_writes(block, stacks.own.written.keys() - before, part.name)
+            new = [name for name, tree in written.items() if tree is not before.get(name)]
+            _check_writes(block, new, part.name)
     check_upload(f"clients side by side, {block.plan}", stacks, up)
-    written, first = stacks.own.written, block.members[0].own
-    rest = plain_states(
-        [
-            {n: tree for n, tree in member.own.items() if tree and n not in written}
-            for member in block.members
-        ]
-    )
+    written = stacks.own.written
+    rest = []
+    for member in block.members:
+        check_kept(member)
+        rest.append({n: tree for n, tree in member.own.items() if tree and n not in written})
     taken = set[int]()
     ups, own = _parts(up, len(rest), taken), _parts(written, len(rest), taken)
-    names = [name for name in {**first, **written} if rest[0].get(name) or own[0].get(name)]
-    return [
-        (sent, {name: (mine if name in mine else left)[name] for name in names})
-        for sent, left, mine in zip(ups, rest, own, strict=True)
-    ]
+    answers = []
+    for member, sent, left, mine in zip(block.members, ups, plain_states(rest), own, strict=True):
+        kept = {name: mine.get(name) or left.get(name) for name in {**member.own, **written}}
+        answers.append((sent, {name: tree for name, tree in kept.items() if tree}))
+    return answers
 
 
 def _parts(state: State, size: int, taken: set[int]) -> list[State]:
@@ -70,7 +69,7 @@ def _parts(state: State, size: int, taken: set[int]) -> list[State]:
     for name, tree in state.items():
         parts[name] = {}
         for key, stack in tree.items():
-            if len(stack) != size:
+            if stack.shape[:1] != (size,):
                 raise ValueError(f"{name}/{key} is no stack of the clients' tensors")
             dense = stack.detach().contiguous()
             memory = dense.untyped_storage()
@@ -84,7 +83,7 @@ def _parts(state: State, size: int, taken: set[int]) -> list[State]:
     ]
 
 
-def _check_writes(block: Block, names: set[str], writer: str) -> None:
+def _check_writes(block: Block, names: Sequence[str], writer: str) -> None:
     for name in names:
         if block.program.writers.get(name) != writer:
             raise LeakError(f"{block.plan}: {writer} wrote {name}, which belongs to another part")
