@@ -142,11 +142,12 @@ def test_small_clients_share_a_message() -> None:
 
 
 def test_very_small_clients_come_in_whole_blocks() -> None:
-    """Of 18 rows: a quarter of what is left, rounded up to 8, 16, 32 or 64, as long as each of two
-    workers can have 8; the last 8 go one by one, so that the workers end together."""
+    """Of 18 rows: a quarter of what is left, rounded up to 8, 16, 32 or 64, in rounds where each of
+    two workers can have 8; what is left in the end goes one by one."""
     counts = [len(p) for p in dealt([18] * 400, workers=2)]
     assert counts[:7] == [64, 64, 64, 64, 64, 32, 16]  # the last two from 80 / 4 and 48 / 4
-    assert counts[-9:] == [8, *[1] * 8]
+    assert counts[-4:] == [8, 8, 8, 8]
+    assert [len(p) for p in dealt([18] * 20, workers=2)] == [8, 8, *[1] * 4]
     assert next(iter(dealt([18] * 12, workers=2))) == [0, 1]  # too few for that
 
 

@@ -9,14 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedloom.core.batched_layers import has_batched_form, side_by_side
+from fedloom.core.batched_layers import (
+    MOST_ROWS_OF_MEAN,
+    has_batched_form,
+    means_of_losses,
+    side_by_side,
+)
 from fedloom.core.block import Block, has_rows, trains_together
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation
@@ -28,14 +34,14 @@ from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, send
 from fedloom.core.site import Site, Visit
 from fedloom.core.task import Classification
-from fedloom.core.term import Batch
+from fedloom.core.term import Batch, Term, goes_number_by_number
 from fedloom.core.tree import State, Tree
 from fedloom.engines import Job, make_engine
 from fedloom.engines import blocks as engine_blocks
 from fedloom.engines.blocks import Blocks
 from fedloom.engines.inline import Inline
 from fedloom.engines.vectorized import Vectorized
-from fedloom.errors import HookError, TrainingError
+from fedloom.errors import FedloomError, HookError, LeakError, TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
 from fedloom.models.gaussian import Gaussian
@@ -191,7 +197,9 @@ def test_a_block_is_as_if_every_member_had_been_trained_alone() -> None:
     method = one[0].method
     for site in one:
         method.local(site)
-    method.local(Block(other))
+    block = Block(other)
+    method.local(block)
+    block.hand_out()
     for a, b in zip(one, other, strict=True):
         assert digest({"model": a.w}) == digest({"model": b.w})
         assert (a.travel, a.steps, a._fits) == (b.travel, b.steps, b._fits)
@@ -621,6 +629,77 @@ def test_clients_that_train_differently_are_no_block() -> None:
     sites[1].opt = replace(sites[1].opt, batch=3)
     with pytest.raises(ValueError, match="train differently"):
         Block(sites)
+
+
+@pytest.mark.parametrize("rows", range(1, MOST_ROWS_OF_MEAN + 1))
+def test_means_of_losses_are_the_losses_of_single_batches(rows: int) -> None:
+    """To the last bit, whatever the order in which torch's mean adds up."""
+    logits, y = 5 * torch.randn(32, rows, 10), torch.randint(10, (32, rows))
+    losses = F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="none")
+    single = torch.stack([F.cross_entropy(z, own) for z, own in zip(logits, y, strict=True)])
+    assert torch.equal(means_of_losses(losses.view(32, rows)), single)
+
+
+@dataclass(frozen=True)
+class _Numbers(Term):
+    """Finishes once for all clients, in one of several ways."""
+
+    name: ClassVar[str] = "numbers"
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("finish",)
+    way: str = "good"
+
+    def finish(self, s: Site) -> State:
+        change = {k: s.w[k] - s.received[k] for k in sorted(s.shared)}
+        if self.way == "receives":
+            next(iter(s.down["model"].values())).add_(1)
+        if self.way == "another's":
+            s.own["model"] = change
+            return {}
+        if self.way == "personal":
+            return {self.name: {"head": s.w["head.weight"]}}
+        s.own[self.name] = change
+        return {self.name: change}
+
+
+def test_what_goes_up_and_what_is_kept_share_no_memory_after_a_finish_of_all() -> None:
+    some = visits(parse_method("fedper") + _Numbers())
+    answers = clients_together(some)
+    assert comparable(answers) == alone(some)
+    memory = [
+        v.data_ptr()
+        for up, kept in answers
+        for state in (up.state, kept)
+        for tree in state.values()
+        for v in tree.values()
+    ]
+    assert len(set(memory)) == len(memory)
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [
+        ("receives", "changed what was received"),
+        ("another's", "belongs to another part"),
+        ("personal", "is a personal tensor"),
+    ],
+)
+def test_a_finish_of_all_clients_is_watched_as_one_of_each(way: str, why: str) -> None:
+    some = visits(parse_method("fedper") + _Numbers(way))
+    with pytest.raises(FedloomError):  # an engine then asks the clients one by one
+        clients_together(some)
+    with pytest.raises(LeakError, match=why):
+        client(some[0])
+
+
+def test_who_overrides_a_hook_speaks_for_it_anew() -> None:
+    class Own(_Numbers):
+        name: ClassVar[str] = "own_numbers"
+
+        def finish(self, s: Site) -> State:
+            return {}
+
+    assert goes_number_by_number(_Numbers(), "finish")
+    assert not goes_number_by_number(Own(), "finish")
 
 
 def test_it_is_an_engine_by_name() -> None:

@@ -92,6 +92,21 @@ def test_weighted_sum_against_numpy_in_float64() -> None:
     )
 
 
+@pytest.mark.parametrize("weight", [13.0, 0.7])
+@pytest.mark.parametrize("shape", [(64, 64), (7,), (33, 3), (1,), (), (0, 3)])
+def test_small_trees_have_the_bits_of_single_sums(shape: tuple[int, ...], weight: float) -> None:
+    """They are added several at once, in groups that end where a weight changes."""
+    rows = [torch.randn(shape) for _ in range(75)]
+    weights = [weight] * 40 + [2.0] * 35
+    total = WeightedSum()
+    for row, w in zip(rows, weights, strict=True):
+        total.fold({"w": row}, w)
+    one_by_one = rows[0].double() * weights[0]
+    for row, w in zip(rows[1:], weights[1:], strict=True):
+        one_by_one.add_(row, alpha=w)
+    assert torch.equal(total.sum()["w"], one_by_one.float())
+
+
 def test_weighted_sum_leaves_what_it_folds_alone() -> None:
     first, second = torch.tensor([1.0]), torch.tensor([4.0])
     total = WeightedSum()

@@ -29,6 +29,23 @@ def side_by_side(layer: nn.Module, z: Tensor) -> Tensor:
     return layer.side_by_side(z)  # type: ignore[operator, no-any-return]
 
 
+MOST_ROWS_OF_MEAN = 16
+"""So many rows `means_of_losses` adds up as torch's mean does, which takes more in groups."""
+
+
+def means_of_losses(rows: Tensor) -> Tensor:
+    """The means of rows' cross-entropies, [B, n] -> [B], as the loss of each batch of at most
+    `MOST_ROWS_OF_MEAN` rows averages them: one after the other, and the first row last.
+
+    >>> means_of_losses(torch.tensor([[1.0, 2.0], [3.0, 5.0]]))
+    tensor([1.5000, 4.0000])
+    """
+    members, n = rows.shape
+    member = torch.arange(members, device=rows.device).repeat_interleave(n)
+    # The sums of `index_add_` go in order, unlike those of `sum`.
+    return rows.new_zeros(members).index_add_(0, member, rows.roll(-1, 1).flatten()) / n
+
+
 def has_batched_form(layer: nn.Module) -> bool:
     """Is there a `side_by_side` of the layer and all that is in it? Hooks on a layer are called
     by its own forward pass alone."""

@@ -5,8 +5,9 @@ and the optimiser are the ones of a single client, and the passes through the ne
 computation (`batched_layers`). What a client has for itself stays its own: the order of its
 batches, its stream of random numbers, the norm of its gradient, and all that a method's hooks do.
 `inputs`, `loss` and `grads` are called member by member with the member's own site and its share of
-the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks. `local` is
-called once for all: it may train, and pass trees on; for more it is refused (`together`).
+the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks; but a
+`grads` of which its part says that it goes `number_by_number` is called once, with stacks. `local`
+is called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
 Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares
 before it trusts.
@@ -22,11 +23,18 @@ import torch
 from torch import Generator, Tensor
 from torch.func import vmap
 
-from fedloom.core.batched_layers import has_batched_form, side_by_side, vmap_knows
+from fedloom.core.batched_layers import (
+    MOST_ROWS_OF_MEAN,
+    has_batched_form,
+    means_of_losses,
+    side_by_side,
+    vmap_knows,
+)
 from fedloom.core.data import ClientData, inputs_side_by_side
 from fedloom.core.method import Method
 from fedloom.core.net import INPUT, Net, stage_of
 from fedloom.core.optimizers import clipped
+from fedloom.core.outputs import SCAN_ROWS
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
@@ -34,8 +42,8 @@ from fedloom.core.rng import Stream
 from fedloom.core.site import Site, _Loop
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Binary, Classification, Task
-from fedloom.core.term import Batch, Term
-from fedloom.core.together import Together
+from fedloom.core.term import Batch, Term, goes_number_by_number
+from fedloom.core.together import Stacks, Together
 from fedloom.core.tree import Tree, place, unstacked
 
 
@@ -118,8 +126,8 @@ class Member(Site):
 class Block(Site):
     """Sites of one round with the same net, the same options and equally many rows, as one.
 
-    After `fit` every member is as if it had been trained alone. `watch` is called before every
-    step and may raise; the members are then of no more use.
+    After `fit` and `hand_out` every member is as if it had been trained alone. `watch` is called
+    before every step and may raise; the members are then of no more use.
     """
 
     def __init__(self, members: Sequence[Site], watch: Callable[[], None] = lambda: None) -> None:
@@ -134,19 +142,12 @@ class Block(Site):
         self._as_one = _stages_as_one(self.net, self.device)
         self._rows: tuple[Tensor, Tensor] | None = None
         """Inputs and targets of all training rows, once they are needed."""
-        self._handed_out = False
 
-    def end(self) -> None:
-        """Nothing more is trained: members whose own model was not get it as it was."""
-        if not self._handed_out:
-            self._hand_out(self.w)
-
-    def _hand_out(self, models: Tree) -> None:
-        """Each member gets its model, which nobody else will change."""
-        shares = {k: unstacked(v) for k, v in models.items()}
+    def hand_out(self) -> None:
+        """Nothing more is trained: each member gets its model, which nobody else will change."""
+        shares = {k: unstacked(v) for k, v in self.w.items()}
         for i, member in enumerate(self.members):
             member.w = {k: place(v[i], self.device) for k, v in shares.items()}
-        self._handed_out = True
 
     def train(self) -> None:
         """The method's local training of one round, of all members."""
@@ -169,11 +170,9 @@ class Block(Site):
             member.w, member.terms, member._loop = own_model, own_terms, loop
             member.travel, member._fits = dict(self.travel), dict(self._fits)
             member.steps = self.steps
-        if w is None:
-            self._hand_out(trained)
-            if steps:
-                for member, loss in zip(self.members, losses, strict=True):
-                    member.mean_loss = loss / steps
+        if w is None and steps:
+            for member, loss in zip(self.members, losses, strict=True):
+                member.mean_loss = loss / steps
         return trained
 
     def _prepare(self, schedule: Schedule, training: str) -> _Loop:
@@ -184,7 +183,7 @@ class Block(Site):
         self._clip = schedule.opt.clip
         rows, tag = len(self.data.train), (training, self._fits[training])
         gens = [m.gen(("batches", *tag)) for m in self.members[1:]]
-        self._orders = [schedule.epochs(rows, gen) for gen in gens]
+        self._orders = [schedule.orders(rows, gen) for gen in gens]
         self._streams = [Stream(*self.plan.key, m.cid, "layers", *tag) for m in self.members]
         unclipped = replace(schedule, opt=replace(schedule.opt, clip=0.0))
         loop = super()._prepare(unclipped, training)
@@ -198,16 +197,19 @@ class Block(Site):
         # All outputs are for hooks; a prediction needs only the way to it.
         self._route = self.net._route(None if self._own_losses else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
-        hooks = loop.inputs or loop.corrections
+        corrects = [p for p in (self.method, *self.terms) if p.overrides("grads")]
+        self._corrects_at_once = all(goes_number_by_number(part, "grads") for part in corrects)
+        self._stacks = Stacks(self)
+        hooks = loop.inputs or (loop.corrections and not self._corrects_at_once)
         self._members_see_weights = self._own_losses or bool(hooks) or some_alone
         return loop
 
     def _gathered(self, batches: Sequence[Tensor], augment: Generator) -> Iterator[Batch]:
         """The batches of an epoch: x [B, n, ...], y and idx [B, n]."""
-        orders = (batches, *(next(order) for order in self._orders))
+        orders = (torch.cat(tuple(batches)), *(next(order) for order in self._orders))
         with timed("data"):
             x, y = self._all_rows()
-            idx = torch.stack([torch.cat(tuple(order)) for order in orders])
+            idx = torch.stack(orders)
         end = 0
         for size in map(len, batches):
             self.watch()
@@ -229,13 +231,26 @@ class Block(Site):
         return {}
 
     def _fixed_outputs(self, loop: _Loop, w: Tree) -> dict[str, Tensor]:
-        """Member by member: over all rows of one client at once, as it does alone."""
+        """Over all rows of a client at once, as it does alone: of all clients together, or member
+        by member."""
+        stages = self._fixed_stages(loop)
+        if not stages:
+            return {}
+        if self._as_one.issuperset(stages) and len(self.data.train) <= SCAN_ROWS:
+            return self._fixed_as_one(stages)
         models = self._shares(w)
         by_member = [
             member._fixed_outputs(loop, model)
             for member, model in zip(self.members, models, strict=True)
         ]
         return {stage: torch.stack([out[stage] for out in by_member]) for stage in by_member[0]}
+
+    @torch.no_grad()
+    def _fixed_as_one(self, stages: Sequence[str]) -> dict[str, Tensor]:
+        outputs = {INPUT: self._all_rows()[0]}
+        for name, source in self.net._route(stages[-1]):
+            outputs[name] = self._run_as_one(name, outputs[source], False)
+        return {stage: outputs[stage] for stage in stages}
 
     def _shares(self, tree: Tree) -> list[Tree]:
         """Each member's part of stacked tensors, in the same memory."""
@@ -301,12 +316,15 @@ class Block(Site):
         return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
 
     def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:
-        """Each member's loss, averaged by the call that averages it otherwise, and what is
-        differentiated: their sum, by rows."""
+        """Each member's mean loss with the bits of its own, and what is differentiated: their sum,
+        by rows."""
         logits = b.out[self.net.logits]
         rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
-        pairs = zip(logits.detach(), b.target, strict=True)
-        losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
+        if logits.shape[1] <= MOST_ROWS_OF_MEAN:
+            losses = means_of_losses(rows.detach().view(b.target.shape))
+        else:
+            pairs = zip(logits.detach(), b.target, strict=True)
+            losses = torch.stack([self.task.loss(z, y) for z, y in pairs])
         return losses, rows.sum() / logits.shape[1]
 
     def _losses_of_members(self, b: Batch) -> tuple[Tensor, Tensor]:
@@ -328,7 +346,11 @@ class Block(Site):
 
     @torch.no_grad()
     def _corrected(self, g: Tree) -> Tree:
-        """`grads`, member by member."""
+        """`grads`, member by member where it must be."""
+        if self._corrects_at_once:
+            for correct in self._running.corrections:
+                g = correct(g, self._stacks)  # type: ignore[arg-type]
+            return g
         corrected = []
         for member, stream, share in zip(self.members, self._streams, self._shares(g), strict=True):
             own = share

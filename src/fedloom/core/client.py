@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -11,23 +12,48 @@ from fedloom.core.adaptation import adapt, adapted_model
 from fedloom.core.block import Block, Member
 from fedloom.core.compression import NONE, RESIDUAL
 from fedloom.core.evaluate import FINAL, Ask, score_client
+from fedloom.core.finish_together import can_finish_together, finish_together
 from fedloom.core.hook_errors import naming_hooks
+from fedloom.core.leaving import check_kept, check_upload
 from fedloom.core.message import Up
-from fedloom.core.net import METHOD
-from fedloom.core.optimizers import OPTIMIZER
+from fedloom.core.method import Method
 from fedloom.core.revelations import ROWS_UNTOLD
 from fedloom.core.rng import Stream, rng_scope
 from fedloom.core.score import ClientScore, Moment
 from fedloom.core.secure import client as secure
-from fedloom.core.secure.slices import SECURE, keep_secret
+from fedloom.core.secure.slices import SECURE, keep_secret, of_method
 from fedloom.core.site import Site, Visit
 from fedloom.core.stopwatch import timed
-from fedloom.core.tree import State, clone_state, plain_state, plain_states
+from fedloom.core.tree import State, Tree, clone_state, plain_state, plain_states
 from fedloom.errors import LeakError
 
 _Marks = dict[str, dict[str, int]]
 """Slice -> key -> identity and version of the tensor there, as one number: pairs of them would be
 many objects for Python's garbage collector to look through."""
+
+
+class _Received:
+    """What clients got, as it was: hooks may read it and not change it. A tree that several of them
+    got is looked at once."""
+
+    def __init__(self, states: Sequence[State]) -> None:
+        self._states = states
+        self._slices = [_slices(state) for state in states]
+        self._trees = {id(tree): tree for state in states for tree in state.values()}
+        self._marks = self._marks_now()
+
+    def _marks_now(self) -> list[dict[str, int]]:
+        return [_marks_of(tree) for tree in self._trees.values()]
+
+    def check(self, who: str) -> None:
+        """Raise if it is not as it was."""
+        slices = [_slices(state) for state in self._states]
+        if slices != self._slices or self._marks_now() != self._marks:
+            raise LeakError(f"{who}: a hook changed what was received; copy it first")
+
+
+def _slices(state: State) -> dict[str, int]:
+    return {name: id(tree) for name, tree in state.items()}
 
 
 def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
@@ -40,9 +66,14 @@ def client(visit: Visit, ask: Ask | None = None) -> tuple[Up, State]:
         with timed("secure aggregation"):
             return secure.answer(visit)
     with timed("local training"), rng_scope(*_key(visit)), naming_hooks(f"at {visit.place}"):
+        sent = _Received([visit.down.state])
         call = _Call(visit)
+        # On another device it is a copy; and the site may have changed it while it was made.
+        arrived = _Received([call.site.down])
         _learn(call.site)
         up, kept = call.answer(ask)
+        for received in (sent, arrived):
+            received.check(visit.place)
         return up.carrying(plain_state(up.state)), plain_state(kept)
 
 
@@ -53,23 +84,53 @@ def clients_together(
 
     `watch` is called before every step and may raise.
     """
-    streams = [Stream(*_key(visit)) for visit in visits]
-    calls, ups, kept = [], [], []
     with timed("local training"), rng_scope("block"):
+        streams = [Stream(*_key(visit)) for visit in visits]
+        sent, calls = _Received([visit.down.state for visit in visits]), []
         for visit, stream in zip(visits, streams, strict=True):
-            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
+            named = naming_hooks("at client ", visit.cid, ", ", visit.down.plan)
+            with stream if _may_draw_first(visit) else nullcontext(), named:
                 calls.append(_Call(visit, Member))
-        _learn_together(Block([call.site for call in calls], watch))
-        for call, stream in zip(calls, streams, strict=True):
-            # Where this client's own call would be.
-            visit = call.visit
-            with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
-                up, own = call.answer(ask)
-            ups.append(up)
-            kept.append(own)
-        sent = plain_states([up.state for up in ups])
-        answers = zip(ups, sent, plain_states(kept), strict=True)
-        return [(up.carrying(state), own) for up, state, own in answers]
+        arrived = _Received([call.site.down for call in calls])
+        block = Block([call.site for call in calls], watch)
+        _learn_together(block)
+        if can_finish_together(block, ask):
+            states = finish_together(block)
+            answers = [
+                (call.leaving(up, ()), own) for call, (up, own) in zip(calls, states, strict=True)
+            ]
+        else:
+            answers = _one_by_one(block, calls, streams, ask)
+        for received in (sent, arrived):
+            received.check(f"clients side by side, {block.plan}")
+        return answers
+
+
+def _may_draw_first(visit: Visit) -> bool:
+    """Before training: to begin with a state, or to make a model of its own of what it received?"""
+    method = visit.program.method
+    receives = type(method).receive is not Method.receive
+    return (
+        of_method(visit.own) is None or receives or visit.program.hostile_at(visit.cid) is not None
+    )
+
+
+def _one_by_one(
+    block: Block, calls: Sequence[_Call], streams: Sequence[Stream], ask: Ask | None
+) -> list[tuple[Up, State]]:
+    """The answers of clients that were trained together."""
+    block.hand_out()
+    ups, kept = [], []
+    for call, stream in zip(calls, streams, strict=True):
+        # Where this client's own call would be.
+        visit = call.visit
+        with stream, naming_hooks("at client ", visit.cid, ", ", visit.down.plan):
+            up, own = call.answer(ask)
+        ups.append(up)
+        kept.append(own)
+    sent = plain_states([up.state for up in ups])
+    answers = zip(ups, sent, plain_states(kept), strict=True)
+    return [(up.carrying(state), own) for up, state, own in answers]
 
 
 class _Call:
@@ -79,9 +140,7 @@ class _Call:
         self.hostile = visit.program.hostile_at(visit.cid)
         if self.hostile is not None:
             visit = replace(visit, data=self.hostile.data(visit.data))
-        self.visit, self.sent = visit, _marks(visit.down.state)
-        self.site = site(visit)
-        self.arrived = _marks(self.site.down)
+        self.visit, self.site = visit, site(visit)
         # A special round and an adaptation give back what was there, whatever was done to it.
         trains = visit.down.plan.kind == "train"
         self.kept = {} if trains else clone_state(self.site.own)
@@ -90,18 +149,11 @@ class _Call:
         """What goes up and what is kept, measured and checked; not plain yet."""
         visit, site = self.visit, self.site
         up, scores = _UPLOADS[site.plan.kind](site, self.kept, ask)
-        # Both are compared: on another device `site.down` is a copy, and `receive` has run before
-        # `arrived` was taken.
-        if _marks(site.down) != self.arrived or _marks(visit.down.state) != self.sent:
-            raise LeakError(
-                f"client {site.cid}, {site.plan}: a hook changed what was received; copy it first"
-            )
-        check_upload(site, up)
+        check_upload(f"client {site.cid}, {site.plan}", site, up)
         check_kept(site)
         kept = {name: tree for name, tree in site.own.items() if tree}
         left_out = site.program.frozen.left_out
-        metrics = {} if site.mean_loss is None else {"loss": site.mean_loss}
-        leaving = Up(up, len(visit.data.train), metrics, scores)
+        leaving = self.leaving(up, scores)
         if (privacy := site.program.privacy) is not None:
             leaving = privacy.leaving(leaving, site)
         state = left_out(leaving.state)
@@ -115,6 +167,11 @@ class _Call:
             leaving = leaving.carrying(plain_state(state))
             leaving, kept = _hidden(visit, leaving), keep_secret(visit.own, kept)
         return leaving, kept
+
+    def leaving(self, up: State, scores: tuple[ClientScore, ...]) -> Up:
+        """The answer, with what is told beside the tensors."""
+        loss = self.site.mean_loss
+        return Up(up, len(self.visit.data.train), {} if loss is None else {"loss": loss}, scores)
 
     def _compressed(self, up: State, kept: State) -> tuple[State, State]:
         """The upload as it travels, and what is kept with what it left out."""
@@ -151,7 +208,6 @@ def _learn_together(block: Block) -> None:
             block.train()
         else:
             adapt(block)
-    block.end()
     if not torch.equal(torch.get_rng_state(), before):
         raise ValueError("it draws outside of the training loop, and clients draw each for itself")
 
@@ -162,10 +218,10 @@ _Uploaded = tuple[State, tuple[ClientScore, ...]]
 def _train(site: Site, kept: State, ask: Ask | None) -> _Uploaded:
     scores = _measure(site, ask, "trained", site.method.personalize)
     up: State = {}
+    marks = _marks(site.own)
     for part in site.method.parts:
-        before = _marks(site.own)
         up |= part.finish(site)
-        _check_writes(site, before, part.name)
+        marks = _check_writes(site, marks, part.name)
     return up, scores
 
 
@@ -197,40 +253,8 @@ def _measure(
         return tuple(score_client(site.program, site.cid, site.data, state, moment, ask))
 
 
-def check_upload(site: Site, up: State) -> None:
-    """No slice of an unknown part, no personal model key, no tensor that is a personal one."""
-    where = f"client {site.cid}, {site.plan}"
-    if OPTIMIZER in up:
-        raise LeakError(f"{where}: the state of the client's optimiser is in the upload")
-    if RESIDUAL in up:
-        raise LeakError(f"{where}: what earlier uploads left out is in the upload")
-    if strange := sorted(set(up) - site.program.writers.keys()):
-        raise LeakError(f"{where}: the upload has a slice {strange[0]!r} that no part owns")
-    if personal := sorted(set(up.get(METHOD, {})) - site.shared):
-        raise LeakError(f"{where}: the personal tensor {personal[0]!r} is in the upload")
-    private = {
-        v.untyped_storage().data_ptr()
-        for tree in (site.w, site.received, site.own.get(METHOD, {}))
-        for k, v in tree.items()
-        if k not in site.shared and v.numel() > 0
-    }
-    optimizer = site.own.get(OPTIMIZER, {}).values()
-    private |= {v.untyped_storage().data_ptr() for v in optimizer if v.numel() > 0}
-    for name, tree in up.items():
-        for k, v in tree.items():
-            if v.untyped_storage().data_ptr() in private:
-                raise LeakError(f"{where}: {name}/{k} in the upload is a personal tensor")
-
-
-def check_kept(site: Site) -> None:
-    """Every slice a client keeps belongs to a part."""
-    names = {name.removeprefix(FINAL) for name in site.own}
-    if strange := sorted(names - site.program.writers.keys()):
-        raise LeakError(f"client {site.cid}, {site.plan}: kept slice {strange[0]!r} has no owner")
-
-
-def _check_writes(site: Site, before: _Marks, writer: str) -> None:
-    """What changed in `own` must belong to the part that was just called."""
+def _check_writes(site: Site, before: _Marks, writer: str) -> _Marks:
+    """What changed in `own` must belong to the part that was just called; returns how it is now."""
     after, writers = _marks(site.own), site.program.writers
     for name in before.keys() | after.keys():
         was, now = before.get(name, {}), after.get(name, {})
@@ -240,13 +264,15 @@ def _check_writes(site: Site, before: _Marks, writer: str) -> None:
                 f"client {site.cid}, {site.plan}: {writer} wrote {name}/{key},"
                 " which belongs to another part"
             )
+    return after
 
 
 def _marks(state: State) -> _Marks:
-    return {
-        name: {k: id(v) + (v._version << 64) for k, v in tree.items()}
-        for name, tree in state.items()
-    }
+    return {name: _marks_of(tree) for name, tree in state.items()}
+
+
+def _marks_of(tree: Tree) -> dict[str, int]:
+    return {k: id(v) + (v._version << 64) for k, v in tree.items()}
 
 
 def _key(visit: Visit) -> tuple[Hashable, ...]:

@@ -116,7 +116,8 @@ def shared_test_id(i: int) -> int:
 def data_of(federation: Federation, cid: int) -> ClientData:
     """A client's data by id, or a shared test set by its id below zero."""
     if cid >= 0:
-        return replace(federation.client(cid), shared_tests=federation.shared_tests)
+        client, tests = federation.client(cid), federation.shared_tests
+        return replace(client, shared_tests=tests) if tests else client
     split = _shared_test(federation, cid)
     return ClientData(split, None, split, federation.classes)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.tree import State
+from fedloom.core.tree import State, form, plain_stack
 
 RECEIPT = "@receipt"
 """The one slice of a receipt; no part can have this name."""
@@ -32,6 +32,36 @@ def digest(state: State) -> str:
             sha.update(_head(name, key, tensor.dtype, tensor.shape))
             sha.update(_bytes(tensor))
     return sha.hexdigest()
+
+
+def digests(states: Sequence[State]) -> list[str]:
+    """`digest` of several. Tensors of alike ones become bytes by one call for all: of small states
+    the calls take longer than the hash.
+
+    >>> a, b = {"model": {"w": torch.zeros(2)}}, {"model": {"w": torch.ones(2)}}
+    >>> digests([a, b]) == [digest(a), digest(b)]
+    True
+    """
+    if len(states) < 2 or RECEIPT in states[0] or len({form(state) for state in states}) > 1:
+        return [digest(state) for state in states]
+    columns = [
+        (_head(name, key, tensor.dtype, tensor.shape), _bytes_of_each(name, key, states))
+        for name, tree in sorted(states[0].items())
+        for key, tensor in sorted(tree.items())
+    ]
+    found = []
+    for i in range(len(states)):
+        sha = sha256()
+        for head, of_each in columns:
+            sha.update(head)
+            sha.update(of_each[i])
+        found.append(sha.hexdigest())
+    return found
+
+
+def _bytes_of_each(name: str, key: str, states: Sequence[State]) -> Any:
+    """The bytes of one tensor of every state, as the rows of an array."""
+    return _bytes(plain_stack([state[name][key] for state in states])).reshape(len(states), -1)
 
 
 def _bytes(tensor: Tensor) -> Any:

@@ -37,6 +37,7 @@ class Method(Term, frame=True):
     passes_on_average: ClassVar[bool] = False
     """An `aggregate` of its own returns every slice that the default one does, so that a server
     optimiser works; without this one is refused."""
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("finish",)
     holds_out: ClassVar[str] = ""
     """The setting that is the share of training rows which it keeps from its training where a
     client has no validation rows; empty: it trains with all."""

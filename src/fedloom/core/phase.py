@@ -151,20 +151,22 @@ class Schedule:
 
     def epochs(self, n: int, gen: Generator) -> Iterator[list[Tensor]]:
         """Row indices of the batches, one list per epoch."""
-        left = self.opt.steps
+        for rows in self.orders(n, gen):
+            yield list(torch.split(rows, self.opt.batch))
+
+    def orders(self, n: int, gen: Generator) -> Iterator[Tensor]:
+        """The same with the batches of an epoch in one tensor, one behind the other."""
+        size, left = self.opt.batch, self.opt.steps
+        dropped = n % size if self.opt.drop_last and n > size else 0
         epoch = 0
         while left > 0 if left is not None else epoch < self.opt.epochs:
-            batches = self._epoch(n, gen)[:left]
-            yield batches
-            epoch += 1
+            if self.opt.replacement:
+                rows = torch.randint(n, (-(-n // size), size), generator=gen).flatten()
+            else:
+                rows = torch.randperm(n, generator=gen)
+                rows = rows[:-dropped] if dropped else rows
             if left is not None:
-                left -= len(batches)
-
-    def _epoch(self, n: int, gen: Generator) -> list[Tensor]:
-        size = self.opt.batch
-        if self.opt.replacement:
-            return list(torch.randint(n, (-(-n // size), size), generator=gen))
-        batches = list(torch.split(torch.randperm(n, generator=gen), size))
-        if self.opt.drop_last and len(batches) > 1 and len(batches[-1]) < size:
-            batches.pop()
-        return batches
+                rows = rows[: left * size]
+                left -= max(1, -(-len(rows) // size))
+            yield rows
+            epoch += 1

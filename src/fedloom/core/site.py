@@ -29,7 +29,15 @@ from fedloom.core.secure.slices import SECURE, of_method
 from fedloom.core.stopwatch import timed
 from fedloom.core.task import Task
 from fedloom.core.term import Batch, Term
-from fedloom.core.tree import State, Tree, clone, clone_state, place, place_state
+from fedloom.core.tree import (
+    State,
+    Tree,
+    clone,
+    clone_state,
+    place,
+    place_state,
+    placed_state,
+)
 from fedloom.errors import BadInput, TrainingError
 
 GATHERED_NUMBERS = 2**22
@@ -154,7 +162,7 @@ class Site:
         self.net = self.program.net(self.cid)
         self.shared = self.program.shared(self.cid)
         put_back = self.program.frozen.put_back
-        self.down = place_state(put_back(visit.down.state), self.device)
+        self.down = placed_state(put_back(visit.down.state), self.device)
         own = of_method(visit.own)
         self.own = clone_state(place_state(put_back(own or {}), self.device))
         self.memo, self.travel = {}, {}
@@ -429,14 +437,16 @@ class Site:
         Only where that changes no result: no part changes inputs or adds a loss of its own, rows
         are not augmented, and the outputs are small enough to hold.
         """
+        stages = self._fixed_stages(loop)
+        return self._scan(stages, w, self.data.train) if stages else {}
+
+    def _fixed_stages(self, loop: _Loop) -> list[str]:
         needs_every_batch = loop.inputs or loop.losses or self.data.train.augmented
         if isinstance(loop.modes, bool) or needs_every_batch:
-            return {}
+            return []
         stages = list(takewhile(self._is_fixed, self.net.path_to(self.net.logits)))
         width = sum(self.net.shape_of(stage).numel() for stage in stages)
-        if not stages or width * len(self.data.train) > FIXED_NUMBERS:
-            return {}
-        return self._scan(stages, w, self.data.train)
+        return stages if width * len(self.data.train) <= FIXED_NUMBERS else []
 
     def _is_fixed(self, stage: str) -> bool:
         modes = self._running.modes

@@ -71,6 +71,11 @@ class Term:
     """Keys of its slice that tell nothing of rows and are all that it reads of single uploads: with
     `secure_aggregation` they are sent as they are, and everything else is masked. Without this a
     part that gathers is refused there."""
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads", "finish")
+    """Those of its own hooks that only choose trees, and add, subtract, multiply and divide numbers
+    in the same places of them: the gradient, `s.w`, `s.received`, `s.down` and `s.own`, none of
+    which another hook changes during a fit. They are called once for clients side by side, whose
+    tensors have one dimension more in front. A class speaks for hooks that it defines itself."""
     keeps_what_it_sent: ClassVar[str] = ""
     """Why its slice at a client may hold the very values that were sent; empty: it may not, and
     `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""
@@ -162,3 +167,9 @@ class Term:
     def overrides(self, hook: str) -> bool:
         """True if this part implements the hook."""
         return getattr(type(self), hook) is not getattr(Term, hook)
+
+
+def goes_number_by_number(part: Term, hook: str) -> bool:
+    """Does the class that defines a part's hook say so of it?"""
+    defines = next(cls for cls in type(part).__mro__ if hook in vars(cls))
+    return hook in vars(defines).get("number_by_number", ())

@@ -11,6 +11,10 @@ Tree = dict[str, Tensor]
 """Key such as "body.0.weight" -> tensor; buffers included, tied tensors once."""
 State = dict[str, Tree]
 """Slice -> tree; a slice is named after the part that writes it."""
+FOLDED_TOGETHER = 32
+"""Small trees that are added up by one call for each of their tensors."""
+FOLDED_NUMBERS = 2**19
+"""In such trees (4 MB as float64): large ones are added one by one."""
 ALIGNMENT = 64
 """Bytes: where torch lets a tensor's memory begin."""
 
@@ -30,7 +34,17 @@ def place(tensor: Tensor, device: torch.device) -> Tensor:
     channels last, which is faster. No copy where it is so already."""
     if tensor.ndim == 4:
         return tensor.to(device, memory_format=torch.channels_last)
-    return tensor.to(device)
+    # To ask is quicker than to move what is there.
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def placed_state(state: Mapping[str, Tree], device: torch.device) -> State:
+    """`place_state` for what is only read: the very trees where their tensors are in place."""
+    placed = place_state(state, device)
+    return {
+        name: tree if all(v is placed[name][k] for k, v in tree.items()) else placed[name]
+        for name, tree in state.items()
+    }
 
 
 def place_state(state: Mapping[str, Mapping[str, Tensor]], device: torch.device) -> State:
@@ -71,7 +85,7 @@ def with_own_memory(state: State) -> State:
 
 def plain_states(states: Sequence[State]) -> list[State]:
     """`plain_state` of several; those of alike clients as parts of stacks, a copy for each key."""
-    if len({_form(state) for state in states}) != 1:
+    if len({form(state) for state in states}) != 1:
         return [plain_state(state) for state in states]
     stacks = {
         name: {k: unstacked(plain_stack([state[name][k] for state in states])) for k in tree}
@@ -83,7 +97,7 @@ def plain_states(states: Sequence[State]) -> list[State]:
     ]
 
 
-def _form(state: State) -> tuple[object, ...]:
+def form(state: State) -> tuple[object, ...]:
     """What stacks need to be alike."""
     return tuple(
         (name, *[(k, v.dtype, v.shape) for k, v in tree.items()]) for name, tree in state.items()
@@ -145,19 +159,47 @@ class WeightedSum:
         """Of tensors that were the same object in every tree so far; their sum is a product."""
         self._sum: Tree = {}
         self._dtype: dict[str, torch.dtype] = {}
+        self._waiting: list[list[Tensor]] = []
+        """Of trees of one weight that are in no sum yet: small ones are added several at once."""
+        self._waiting_weight, self._most_waiting = 0.0, 1
 
     def fold(self, tree: Mapping[str, Tensor], weight: float) -> None:
-        """Add one tree with its weight."""
+        """Add one tree with its weight; its tensors stay as they are until the sum is asked for."""
         if not self._dtype:
             self._dtype = {k: v.dtype for k, v in tree.items()}
             self._alike = dict(tree)
         else:
-            for k in [k for k, v in self._alike.items() if tree[k] is not v]:
-                self._sum[k] = self._alike.pop(k).detach().double() * self.weight
-            if self._sum:
-                added = [tree[k].detach() for k in self._sum]
-                torch._foreach_add_(list(self._sum.values()), added, alpha=weight)
+            if unlike := [k for k, v in self._alike.items() if tree[k] is not v]:
+                self._begin_sums(unlike)
+            if weight != self._waiting_weight:
+                self._add_waiting()
+                self._waiting_weight = weight
+            self._waiting.append([tree[k] for k in self._sum])
+            if len(self._waiting) >= self._most_waiting:
+                self._add_waiting()
         self.weight += weight
+
+    def _begin_sums(self, keys: Iterable[str]) -> None:
+        self._add_waiting()
+        for k in keys:
+            self._sum[k] = self._alike.pop(k).detach().double() * self.weight
+        numbers = sum(v.numel() for v in self._sum.values())
+        dense = all(v.is_cpu and v.is_contiguous() for v in self._sum.values())
+        self._most_waiting = min(FOLDED_NUMBERS // max(numbers, 1), FOLDED_TOGETHER) if dense else 1
+
+    @torch.no_grad()
+    def _add_waiting(self) -> None:
+        """In their order, one after the other, as one call for each would."""
+        trees, self._waiting, weight = self._waiting, [], self._waiting_weight
+        first = torch.zeros(len(trees), dtype=torch.long)
+        for total, column in zip(self._sum.values(), zip(*trees, strict=True), strict=False):
+            if len(column) > 1 and all(v.dtype == column[0].dtype for v in column):
+                rows = torch.stack(column).double().view(len(column), total.numel())
+                # Every row is added by the kernel that adds a tensor by itself.
+                total.view(1, total.numel()).index_add_(0, first, rows, alpha=weight)
+            else:
+                for value in column:
+                    total.add_(value, alpha=weight)
 
     def sum(self) -> Tree:
         """The weighted sum."""
@@ -168,6 +210,7 @@ class WeightedSum:
         return {k: cast_back(self._total(k) / self.weight, kind) for k, kind in self._dtype.items()}
 
     def _total(self, key: str) -> Tensor:
+        self._add_waiting()
         if key in self._alike:
             return self._alike[key].detach().double() * self.weight
         return self._sum[key]

@@ -259,9 +259,7 @@ class FederatedData:
     def _split(
         self, rows: Ints, label_map: Ints | None, inputs: Inputs, name: tuple[int | str, str]
     ) -> Rows:
-        y = np.asarray(self.source.y)[rows]
-        labels = y if label_map is None else label_map[y]
-        return Rows(torch.from_numpy(labels), torch.from_numpy(rows), inputs, name)
+        return Rows(rows, np.asarray(self.source.y), label_map, inputs, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,16 +308,29 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Some rows of a source, as the core's `Split`: labels in memory, inputs gathered per batch."""
+    """Some rows of a source, as the core's `Split`: labels in memory once they are asked for,
+    inputs gathered per batch."""
 
-    y: Tensor
-    _rows: Tensor = field(repr=False)
+    _numbers: Ints = field(repr=False)
+    _labels: np.ndarray = field(repr=False)
+    """Of the whole source."""
+    _label_map: Ints | None = field(repr=False)
     _inputs: Inputs = field(repr=False)
     name: tuple[int | str, str]
     """Client and split: the same rows have it whenever they are asked for."""
 
+    @cached_property
+    def y(self) -> Tensor:
+        """Targets of the rows."""
+        own = self._labels[self._numbers]
+        return torch.from_numpy(own if self._label_map is None else self._label_map[own])
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return torch.from_numpy(self._numbers)
+
     def __len__(self) -> int:
-        return len(self.y)
+        return len(self._numbers)
 
     @property
     def augmented(self) -> bool:

@@ -20,7 +20,7 @@ MOST_CLIENTS = 64
 """In one message."""
 TOGETHER = (8, 16, 32)
 """Small clients go in portions of one of these sizes or twice the last, which a worker can compute
-as whole blocks, as long as there are so many for every worker."""
+as whole blocks, in rounds that have so many for every worker."""
 SMALL_CLIENT = 32
 """Rows below which a client is small."""
 MOST_BYTES = 64 * 2**20
@@ -86,12 +86,13 @@ def portions(
     if not ids:
         return
     work, left, first = sum(map(size, ids)), len(ids), job(ids[0])
+    enough_for_all = left >= TOGETHER[0] * workers
     portion: list[Job] = []
     rows = carried = 0
     for cid in _order(ids, max(everybody, len(ids)) * nbytes(first.down.state), size):
         next_job = first if cid == first.cid else job(cid)  # each job is made once
         weight = nbytes(next_job.down.state) + nbytes(next_job.own or {})
-        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER[0] * workers
+        small = rows < SMALL_CLIENT * len(portion) and left >= TOGETHER[0] and enough_for_all
         shares = SHARES_OF_SMALL if small else SHARES
         whole = not small or len(portion) in TOGETHER
         enough = (rows * shares * workers >= work and whole) or len(portion) == MOST_CLIENTS

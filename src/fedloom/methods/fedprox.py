@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from fedloom.core.method import Method
 from fedloom.core.site import Site
@@ -43,6 +43,7 @@ class Proximal(Term):
     tunable: ClassVar[Tunable] = {"mu": Log(1e-3, 1)}
     reveals: ClassVar[tuple[str, ...]] = ()
     against_example_noise: ClassVar[str] = ""
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads",)
     mu: float = 0.01
 
     def __post_init__(self) -> None:

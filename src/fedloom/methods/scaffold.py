@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 
@@ -51,6 +51,7 @@ class ControlVariates(Term):
         " makes the variate grow without bound; example(...) goes with it"
     )
     against_example_noise: ClassVar[str] = ""
+    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads", "finish")
     keeps_what_it_sent: ClassVar[str] = "c_i begins at zero, so the first difference is c_i itself"
 
     def server_init(self, r: Round) -> State:

@@ -8,12 +8,12 @@ digest of the whole course (`Summary.digest`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from fedloom.core.digest import digest
+from fedloom.core.digest import digest, digests
 from fedloom.core.message import Up
 from fedloom.core.stopwatch import timed
 from fedloom.core.tree import State, nbytes
@@ -28,6 +28,9 @@ TIMES = ("seconds", "activities")
 """What a journal's line says of the time that a step took."""
 MOST_WAITING = 4 * 2**20
 """Bytes of answers and kept states that may wait to be hashed."""
+HASHED_TOGETHER = 32
+"""Answers whose tensors are made bytes of by one call; more leave the processor's cache before they
+are hashed."""
 LINK_END = b'"}\n'
 """Behind the link, the last field of a line."""
 DECIDING = (
@@ -66,15 +69,16 @@ def record_digest(record: Mapping[str, Any]) -> str:
     return _sha256({key: value for key, value in record.items() if key not in TIMES})
 
 
-def answer_digest(up: Up) -> str:
-    """Of all that the server computes with: tensors, rows and loss."""
+def answer_digest(up: Up, of_state: str | None = None) -> str:
+    """Of all that the server computes with: tensors, rows and loss; `of_state` is the digest of the
+    tensors, where it is known."""
     numbers = f"{up.n} {sorted(up.metrics.items())}"
-    return sha256(f"{digest(up.state)} {numbers}".encode()).hexdigest()
+    return sha256(f"{of_state or digest(up.state)} {numbers}".encode()).hexdigest()
 
 
-def kept_digest(state: State) -> str:
-    """Of what a client keeps, or of a receipt for it."""
-    sha = digest(state) if any(state.values()) else NOTHING
+def kept_digest(state: State, of_state: str | None = None) -> str:
+    """Of what a client keeps, or of a receipt for it; empty where it keeps nothing."""
+    sha = of_state or digest(state)
     return "" if sha == NOTHING else sha
 
 
@@ -164,19 +168,25 @@ class StepDigester:
 
     def hash_waiting(self) -> None:
         """Hash the answers that wait, as when all have come."""
-        kept_before = self._chain.kept
         with timed("digests"):
-            for cid, up, kept in self._waiting:
-                self._clients.append(
-                    ClientDigests(
-                        client=cid,
-                        message=self._messages[cid],
-                        before=kept_before.get(cid, ""),
-                        answer=answer_digest(up),
-                        after=kept_digest(kept),
-                    )
-                )
+            for start in range(0, len(self._waiting), HASHED_TOGETHER):
+                self._hash(self._waiting[start : start + HASHED_TOGETHER])
         self._waiting, self._waiting_bytes = [], 0
+
+    def _hash(self, answers: Sequence[tuple[int, Up, State]]) -> None:
+        kept_before = self._chain.kept
+        sent = digests([up.state for _, up, _ in answers])
+        stays = digests([kept for _, _, kept in answers])
+        for (cid, up, kept), of_sent, of_kept in zip(answers, sent, stays, strict=True):
+            self._clients.append(
+                ClientDigests(
+                    client=cid,
+                    message=self._messages[cid],
+                    before=kept_before.get(cid, ""),
+                    answer=answer_digest(up, of_sent),
+                    after=kept_digest(kept, of_kept),
+                )
+            )
 
 
 @dataclass(frozen=True)
