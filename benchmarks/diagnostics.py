@@ -65,7 +65,7 @@ def main() -> None:
         earlier = unpacked(BEFORE, Path(folder) / "earlier")
         given.run = given.run or Path(folder) / "run"
         if not given.run.exists():
-            run(**RUN, out=given.run)
+            run(**RUN, out=str(given.run))
         readings: dict[str, list[dict[str, Any]]] = {"before": [], "now": []}
         for turn in range(given.repeats):
             roots = (("before", earlier), ("now", HERE))
