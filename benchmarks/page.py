@@ -597,7 +597,7 @@ def evaluation() -> str:
         ]
         for r in read("evaluation")["runs"]
     ]
-    head = ["test rows of all 20 clients", "rows", "at 7c3bcfa, CPU s", "now"]
+    head = ["test rows of all clients", "rows", "at 7c3bcfa, CPU s", "now"]
     return rows([*head, "times as fast (spread)", "1.67 times", "same accuracies"], body)
 
 

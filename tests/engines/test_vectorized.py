@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,8 @@ from fedloom.core.batched_layers import (
 from fedloom.core.block import Block, has_rows, trains_together
 from fedloom.core.client import client, clients_together
 from fedloom.core.data import Federation
-from fedloom.core.evaluate import Ask
+from fedloom.core.evaluate import Ask, evaluate
+from fedloom.core.evaluate_together import evaluate_together
 from fedloom.core.message import Up
 from fedloom.core.method import Method
 from fedloom.core.net import Net
@@ -38,12 +39,14 @@ from fedloom.core.term import Batch, Term, goes_number_by_number
 from fedloom.core.tree import State, Tree
 from fedloom.engines import Job, make_engine
 from fedloom.engines import blocks as engine_blocks
-from fedloom.engines.blocks import Blocks
+from fedloom.engines import trials as engine_trials
+from fedloom.engines.blocks import SCORING, TRAINING, Blocks
 from fedloom.engines.inline import Inline
 from fedloom.engines.vectorized import Vectorized
 from fedloom.errors import FedloomError, HookError, LeakError, TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
+from fedloom.methods.fedavg import FedAvg
 from fedloom.models.gaussian import Gaussian
 from fedloom.models.layers import Translation
 from fedloom.runs.config import RunConfig
@@ -66,7 +69,7 @@ ASK = Ask(("trained",), ("test", "val"))
 @pytest.fixture(autouse=True)
 def one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a second round is really computed in blocks."""
-    monkeypatch.setattr(engine_blocks, "ROUNDS_TRIED", 1)
+    monkeypatch.setattr(engine_trials, "ROUNDS_TRIED", 1)
 
 
 def joinable(visit: Visit) -> bool:
@@ -112,11 +115,18 @@ def alone(some: Sequence[Visit], ask: Ask | None = None) -> list[tuple[Any, ...]
     return comparable([client(visit, ask) for visit in some])
 
 
+def computing(compute: Callable[..., Any], **how: Any) -> Blocks:
+    """Blocks that are trained by this function; no time passes, so that only bytes decide."""
+    blocks = Blocks(**{"clock": lambda: 0.0, **how})
+    blocks.training.work = replace(TRAINING, together=compute)
+    return blocks
+
+
 def forced(compute: Callable[..., Any] = clients_together, **how: Any) -> Blocks:
     """Blocks whose trials all went well."""
-    blocks = Blocks(compute, **how)
-    blocks._worth_trying = lambda kind, t: False  # type: ignore[method-assign]
-    blocks.verdicts = _Yes()
+    blocks = computing(compute, **how)
+    blocks.training._worth_trying = lambda kind, t: False  # type: ignore[method-assign]
+    blocks.training.verdicts = _Yes()
     return blocks
 
 
@@ -136,7 +146,7 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
     model = "mlp(norm=batch)" if name == "fedbn" else "mlp"
     experiment, engine = build(written, model=model), Always()
     assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
-    verdicts = list(engine.blocks.verdicts.values())
+    verdicts = list(engine.blocks.training.verdicts.values())
     assert bool(verdicts) or name not in JOIN
     assert not (verdicts and name in ALONE)
     assert not (any(verdicts) and name in REFUSED)
@@ -173,7 +183,7 @@ def test_other_optimisers_go_one_by_one(settings: dict[str, Any]) -> None:
     """Their roots promise no equal bytes in a block, and kept state is one client's."""
     experiment, engine = build("fedper(adapt_epochs=1)", **settings), Always()
     assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
-    assert not engine.blocks.verdicts
+    assert not engine.blocks.training.verdicts
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
@@ -185,9 +195,9 @@ def test_a_small_dense_network_agrees_and_goes_together(settings: dict[str, Any]
     """The whole point: with MKL the batched products have the bits of the single ones."""
     engine = Always()
     start(build("fedrep(adapt_epochs=1)", **settings), engine)
-    tried: Any = engine.blocks.verdicts
+    tried: Any = engine.blocks.training.verdicts
     assert {common[0] for common, _ in tried} == {"train", "adapt"}
-    assert all(engine.blocks.verdicts.values())
+    assert all(engine.blocks.training.verdicts.values())
 
 
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
@@ -212,7 +222,7 @@ def test_answers_come_in_the_order_of_visits() -> None:
     blocks = Blocks(clock=lambda: 0.0)
     for _ in range(2):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert [size for _, size in blocks.verdicts] == [8]
+    assert [size for _, size in blocks.training.verdicts] == [8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +309,7 @@ def test_what_local_may_not_do_for_all_is_refused(does: str) -> None:
     blocks = Blocks(clock=lambda: 0.0, report=reports.append)
     for _ in range(2):
         assert comparable(blocks.answer(some, None)) == alone(some)
-    assert list(blocks.verdicts.values()) == [False]
+    assert list(blocks.training.verdicts.values()) == [False]
     assert "refused: it cannot be batched" in reports[0]
 
 
@@ -376,10 +386,11 @@ class LaterOtherwise(Method):
 
 def test_a_second_round_has_its_trial_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a block that fails after its trials is not computed again."""
-    monkeypatch.setattr(engine_blocks, "ROUNDS_TRIED", 2)
+    monkeypatch.setattr(engine_trials, "ROUNDS_TRIED", 2)
     experiment, engine = build(LaterOtherwise(), rounds=3), Always()
     assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
-    verdicts = [report.split(", ")[1].split(":")[0] for report in engine.reports]
+    training = [report for report in engine.reports if not report.startswith("scores")]
+    verdicts = [report.split(", ")[1].split(":")[0] for report in training]
     assert verdicts == ["accepted", "refused"]
 
 
@@ -465,25 +476,25 @@ class Counted:
 def test_one_bit_of_one_client_is_enough_to_be_left_alone(method: str) -> None:
     """In what it sends, or with fedper in what it keeps."""
     compute, some, reports = Counted(bit=True), visits(method), []
-    blocks = Blocks(compute, lambda: 0.0, reports.append)
+    blocks = computing(compute, report=reports.append)
     for _ in range(3):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (compute.blocks, list(blocks.verdicts.values())) == (1, [False])
+    assert (compute.blocks, list(blocks.training.verdicts.values())) == (1, [False])
     (report,) = reports
     assert report.startswith("8 clients of 18 rows as one computation, refused: its bytes")
 
 
 def test_agreeing_bytes_are_trusted_from_then_on() -> None:
     compute, some = Counted(), visits()
-    blocks = Blocks(compute, clock=lambda: 0.0)
+    blocks = computing(compute)
     for _ in range(3):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (compute.blocks, list(blocks.verdicts.values())) == (3, [True])
+    assert (compute.blocks, list(blocks.training.verdicts.values())) == (3, [True])
 
 
 def test_the_outcome_of_a_trial_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fedloom"):
-        Blocks(Counted(), clock=lambda: 0.0).answer(visits(), None)
+        computing(Counted()).answer(visits(), None)
     assert "8 clients of 18 rows as one computation, accepted: faster, with the" in caplog.text
 
 
@@ -491,10 +502,10 @@ def test_a_block_that_twice_takes_longer_is_given_up_and_left_alone() -> None:
     """A second passes at every look at the clock: one for the clients one by one, so that a block
     has 1 / 1.1 s, and is over time at its first step. Once could be a pause."""
     compute, some, seconds = Counted(), visits(), count()
-    blocks = Blocks(compute, clock=lambda: float(next(seconds)))
+    blocks = computing(compute, clock=lambda: float(next(seconds)))
     for _ in range(4):
         assert comparable(blocks.answer(some, None)) == alone(some)
-    assert (compute.blocks, list(blocks.verdicts.values())) == (2, [False])
+    assert (compute.blocks, list(blocks.training.verdicts.values())) == (2, [False])
 
 
 def test_a_block_that_cannot_be_computed_is_left_alone() -> None:
@@ -502,16 +513,16 @@ def test_a_block_that_cannot_be_computed_is_left_alone() -> None:
         raise RuntimeError("vmap: random operation")
 
     some, reports = visits(), []
-    blocks = Blocks(broken, lambda: 0.0, reports.append)
+    blocks = computing(broken, report=reports.append)
     assert comparable(blocks.answer(some, None)) == alone(some)
-    assert list(blocks.verdicts.values()) == [False]
+    assert list(blocks.training.verdicts.values()) == [False]
     assert "refused: it cannot be batched (RuntimeError: vmap: random operation)" in reports[0]
     again = forced(broken, report=reports.append)
     assert comparable(again.answer(some, None)) == alone(some)
     assert "could not be computed as one (RuntimeError: vmap" in reports[1]
 
 
-@pytest.mark.parametrize("blocks_of", [partial(Blocks, clock=lambda: 0.0), forced])
+@pytest.mark.parametrize("blocks_of", [computing, forced])
 def test_a_mistake_in_the_program_is_not_taken_for_a_block_that_cannot_be_computed(
     blocks_of: Callable[..., Blocks],
 ) -> None:
@@ -525,10 +536,10 @@ def test_a_mistake_in_the_program_is_not_taken_for_a_block_that_cannot_be_comput
 def test_after_three_failures_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_blocks, "SIZES", (6, 5, 4, 3, 2))
     compute, some = Counted(bit=True), visits()
-    blocks = Blocks(compute, clock=lambda: 0.0)
+    blocks = computing(compute)
     for n in (2, 3, 4, 5, 6):
         assert comparable(blocks.answer(some[:n], None)) == alone(some[:n])
-    assert [size for _, size in blocks.verdicts] == [2, 3, 4]
+    assert [size for _, size in blocks.training.verdicts] == [2, 3, 4]
 
 
 def test_models_too_large_to_hold_side_by_side_go_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -536,7 +547,128 @@ def test_models_too_large_to_hold_side_by_side_go_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(engine_blocks, "MOST_NUMBERS", 8 * (18 * 64 + 6570) - 1)
     blocks = Blocks(clock=lambda: 0.0)
     blocks.answer(visits(), None)
-    assert not blocks.verdicts
+    assert not blocks.training.verdicts
+
+
+# ------------------------------------------------------------------ scores
+
+RECEIVED = Ask(("received",), ("test", "val"))
+
+
+@pytest.fixture
+def passed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(stage, rows) of every pass through a network's stage."""
+    found, run = [], Net._run
+
+    def noted(net: Net, w: Tree, name: str, z: Tensor, train: Any) -> Tensor:
+        found.append((name, len(z)))
+        return run(net, w, name, z, train)
+
+    monkeypatch.setattr(Net, "_run", noted)
+    return found
+
+
+def trained_visits(method: str, **how: Any) -> list[Visit]:
+    """Clients as they are after a round: what they keep is no longer the same for all."""
+    before = visits(method, **how)
+    states = [client(visit, None)[1] for visit in before]
+    return [replace(visit, own=own) for visit, own in zip(before, states, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("method", "body", "head"),
+    [("fedavg", [48], [48]), ("fedper", [48], [6] * 8), ("lg_fedavg", [6] * 8, [6] * 8)],
+)
+def test_what_is_the_same_in_all_models_runs_once_over_all_rows(
+    method: str, body: list[int], head: list[int], passed: list[tuple[str, int]]
+) -> None:
+    """Eight clients of six test rows. LG-FedAvg's head is shared, but its input is not."""
+    some, ask = trained_visits(method), replace(RECEIVED, splits=("test",))
+    _ = some[0].program.net(0).widest_output  # looked up once, by a pass of its own
+    passed.clear()
+    plain = [evaluate(visit, ask) for visit in some]
+    assert {rows for _, rows in passed} == {6}
+    passed.clear()
+    assert evaluate_together(some, ask) == plain
+    assert [rows for stage, rows in passed if stage == "body"] == body
+    assert [rows for stage, rows in passed if stage == "head"] == head
+
+
+@pytest.mark.parametrize("protocol", ["fedloom(moment=received)", "fedbr", "fedpac"])
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrod", "knnper", "fedem"])
+def test_scores_are_the_reference_engines(method: str, protocol: str) -> None:
+    """Of models with personal parts, several heads, stored neighbours and several components."""
+    experiment, engine = build(method, protocol=protocol, rounds=3), Always()
+    assert outcome(start(experiment, engine)) == outcome(start(experiment, Inline()))
+
+
+def test_scores_go_together_once_a_trial_allowed_it() -> None:
+    some, blocks = trained_visits("fedper"), Blocks(clock=lambda: 0.0)
+    asked = []
+
+    def noted(*given: Any) -> Any:
+        asked.append(len(given[0]))
+        return evaluate_together(*given)
+
+    blocks.scoring.work = replace(SCORING, together=noted, alone=evaluate)
+    plain = [evaluate(visit, RECEIVED) for visit in some]
+    assert blocks.evaluate(some, RECEIVED) == plain
+    blocks.scoring.work = replace(blocks.scoring.work, alone=None)  # is not called again
+    assert blocks.evaluate(some, RECEIVED) == plain
+    assert asked == [2, 8, 8]
+
+
+def test_one_digit_of_one_score_is_enough_to_score_alone() -> None:
+    some, reports = trained_visits("fedavg"), []
+    blocks = Blocks(clock=lambda: 0.0, report=reports.append)
+
+    def other(*given: Any) -> Any:
+        scores = evaluate_together(*given)
+        nll = math.nextafter(scores[-1][0].metrics["nll"], 9.0)
+        changed = replace(scores[-1][0], metrics={**scores[-1][0].metrics, "nll": nll})
+        return [*scores[:-1], (changed, *scores[-1][1:])]
+
+    blocks.scoring.work = replace(SCORING, together=other)
+    for _ in range(2):
+        assert blocks.evaluate(some, RECEIVED) == [evaluate(visit, RECEIVED) for visit in some]
+    assert list(blocks.scoring.verdicts.values()) == [False]
+    assert reports[0].startswith("scores of 8 clients of 18 rows as one computation, refused")
+
+
+@pytest.mark.parametrize(
+    ("ask", "tried"),
+    [(RECEIVED, True), (ASK, False), (replace(RECEIVED, shared=True), False)],
+)
+def test_only_models_that_are_there_are_scored_together(ask: Ask, tried: bool) -> None:
+    """Those that are trained first are each client's work, and shared tests are not its rows."""
+    some, blocks = visits(), Blocks(clock=lambda: 0.0)
+    blocks.evaluate(some, ask)
+    assert bool(blocks.scoring.verdicts) == tried
+
+
+def test_clients_of_many_rows_are_scored_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over 32 rows gains nothing beside others; these have six to test on."""
+    monkeypatch.setattr(engine_blocks, "SMALL_CLIENT", 6)
+    blocks = Blocks(clock=lambda: 0.0)
+    blocks.evaluate(visits(), replace(RECEIVED, splits=("test",)))
+    assert not blocks.scoring.verdicts
+
+
+def test_layers_that_could_tell_a_rows_place_run_client_by_client(
+    passed: list[tuple[str, int]],
+) -> None:
+    """The last numbers of a sigmoid's input, which fill no vector register, go through another
+    one."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Sigmoid())
+    net = Net((1, 8, 8), body=body, head=nn.Linear(8, 10))
+    program, down = Program(FedAvg(), net, 11), {"model": net.tree()}
+    some = [
+        replace(visit, program=program, down=replace(visit.down, state=down)) for visit in visits()
+    ]
+    _ = program.net(0).widest_output
+    passed.clear()
+    evaluate_together(some, replace(RECEIVED, splits=("test",)))
+    assert {rows for _, rows in passed} == {6}
 
 
 # ------------------------------------------------------------------ who can join

@@ -9,7 +9,7 @@ the batch, so a hook may do whatever it does alone, and a method knows nothing o
 `grads` of which its part says that it goes `number_by_number` is called once, with stacks. `local`
 is called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
-Whether the bytes are those of the clients one by one is no promise; `engines.blocks` compares
+Whether the bytes are those of the clients one by one is no promise; `engines.trials` compares
 before it trusts.
 """
 

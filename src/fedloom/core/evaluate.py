@@ -16,7 +16,7 @@ from fedloom.core.data import ClientData, Split
 from fedloom.core.hook_errors import naming_hooks
 from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net
-from fedloom.core.outputs import rows_per_prediction
+from fedloom.core.outputs import passes, rows_per_prediction
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.score import GLOBAL, PERSONAL, ClientScore, Moment, SplitName
@@ -95,21 +95,25 @@ def predictions(
 
     A global model predicts as plain averaging does.
     """
-    method = program.method
     device = next(iter(state[METHOD].values())).device
     outputs: dict[str, list[Tensor]] = defaultdict(list)
     known = program.outputs.over(split, device)  # of stages that nobody trains
-    for rows in torch.split(torch.arange(len(split)), rows_per_prediction(net)):
+    for rows in passes(len(split), rows_per_prediction(net)):
         x = place(split.x(rows), device)
         known_rows = {stage: z[rows.to(device)] for stage, z in known.items()}
         with net.knowing(x, known_rows, program.frozen.are_in):
-            if model == GLOBAL:
-                outputs[GLOBAL].append(Method.predict(method, net, state, x).cpu())
-                continue
-            outputs[PERSONAL].append(method.predict(net, state, x).cpu())
-            for view, prediction in method.views(net, state, x).items():
-                outputs[view].append(prediction.cpu())
+            for name, prediction in predicted(program.method, net, state, x, model).items():
+                outputs[name].append(prediction.cpu())
     return {name: torch.cat(parts) for name, parts in outputs.items()}
+
+
+def predicted(
+    method: Method, net: Net, state: State, x: Tensor, model: str = PERSONAL
+) -> dict[str, Tensor]:
+    """The same for the inputs of one pass."""
+    if model == GLOBAL:
+        return {GLOBAL: Method.predict(method, net, state, x)}
+    return {PERSONAL: method.predict(net, state, x), **method.views(net, state, x)}
 
 
 def global_state(program: Program, server: State) -> State:

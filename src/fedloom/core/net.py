@@ -219,6 +219,7 @@ class Net(nn.Module):
         """Drop what was computed for the stages as they were before a change."""
         self._routes: dict[str | None, list[tuple[str, str]]] = {}
         self._shapes: dict[str, Size] = {}
+        self._drawing: dict[str, bool] = {}
         self._widest_output: int | None = None
 
     def _known(self, stage: str) -> str:
@@ -317,7 +318,10 @@ class Net(nn.Module):
 
     def draws(self, stage: str) -> bool:
         """True if the stage draws at random in evaluation mode too: a layer has `draws = True`."""
-        return any(getattr(m, "draws", False) is True for m in self.get_submodule(stage).modules())
+        if stage not in self._drawing:
+            layers = self.get_submodule(stage).modules()
+            self._drawing[stage] = any(getattr(m, "draws", False) is True for m in layers)
+        return self._drawing[stage]
 
     def moving(self, trained: Collection[str]) -> frozenset[str]:
         """Stages in training mode while some are trained: those, and what has no tensors of its own

@@ -7,7 +7,7 @@ in a run. So it does not matter for any result whether they are still in memory 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from itertools import takewhile
@@ -56,6 +56,16 @@ def rows_per_prediction(net: Net) -> int:
         return SCAN_ROWS
     fitting = max(FEWEST_ROWS, min(SCAN_ROWS, WIDEST_PASS // net.widest_output))
     return 1 << (fitting.bit_length() - 1)
+
+
+def passes(count: int, most: int) -> Iterator[Tensor]:
+    """Which rows go in each pass over so many of them.
+
+    >>> [rows.tolist() for rows in passes(5, 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    for start in range(0, count, most):
+        yield torch.arange(start, min(start + most, count))
 
 
 class FrozenOutputs:
@@ -118,7 +128,7 @@ class FrozenOutputs:
     def _computed(self, split: Split, device: torch.device) -> Outputs:
         weights = {key: place(value, device) for key, value in self._frozen.tree.items()}
         last, parts = self.stages[-1], {stage: list[Tensor]() for stage in self.stages}
-        for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
+        for rows in passes(len(split), SCAN_ROWS):
             out = self._net(weights, place(split.x(rows), device), want=last)
             for stage in self.stages:
                 parts[stage].append(out[stage])

@@ -20,7 +20,7 @@ from fedloom.core.method import Method
 from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.noise_source import NoiseSource, SecretNoise, SeededNoise
 from fedloom.core.optimizers import OPTIMIZER, Optimizer, make_optimizer
-from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS
+from fedloom.core.outputs import FIXED_NUMBERS, SCAN_ROWS, passes
 from fedloom.core.phase import Opt, Phase, Schedule
 from fedloom.core.privacy import ExamplePrivacy
 from fedloom.core.program import Program
@@ -269,7 +269,7 @@ class Site:
             return dict(self._scanned[1])
         parts: dict[str, list[Tensor]] = {stage: [] for stage in stages}
         known = self.program.outputs.over(split, self.device)
-        for rows in torch.split(torch.arange(len(split)), SCAN_ROWS):
+        for rows in passes(len(split), SCAN_ROWS):
             x = place(split.x(rows), self.device)
             with self._knowing(x, known, rows):
                 out = self.net(w, x, want=stages[-1])

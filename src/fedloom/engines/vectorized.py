@@ -12,6 +12,7 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
 from fedloom.core.net import METHOD
 from fedloom.core.program import Program
+from fedloom.core.score import ClientScore
 from fedloom.core.tree import State, nbytes
 from fedloom.engines import JobOf
 from fedloom.engines.blocks import SIZES, Blocks
@@ -33,6 +34,13 @@ class Vectorized(Inline):
             visits = [self._visit(job(cid)) for cid in some]
             for cid, answer in zip(some, self.blocks.answer(visits, ask), strict=True):
                 yield cid, *answer
+
+    def evaluate(
+        self, ids: Sequence[int], job: JobOf, ask: Ask
+    ) -> Iterator[tuple[int, tuple[ClientScore, ...]]]:
+        for some in self._alike(ids):
+            visits = [self._visit(job(cid)) for cid in some]
+            yield from zip(some, self.blocks.evaluate(visits, ask), strict=True)
 
     def _alike(self, ids: Sequence[int]) -> Iterator[list[int]]:
         """Clients with equally many rows, at most the largest block of them at a time.

@@ -14,7 +14,7 @@ import torch
 
 from fedloom import errors
 from fedloom.core.data import Federation, data_of
-from fedloom.core.evaluate import Ask, evaluate
+from fedloom.core.evaluate import Ask
 from fedloom.core.program import Program
 from fedloom.core.site import Visit
 from fedloom.core.stopwatch import Stopwatch, timed
@@ -135,7 +135,8 @@ class Worker:
         ask = None if head["ask"] is None else Ask(**head["ask"])
         if head["task"] == "evaluate":
             assert ask is not None
-            return [(visit.cid, evaluate(visit, ask)) for visit in visits], []
+            scores = self.blocks.evaluate(visits, ask)
+            return [(v.cid, own) for v, own in zip(visits, scores, strict=True)], []
         answers = self.blocks.answer(visits, ask)
         heads = [
             (visit.cid, up.n, dict(up.metrics), up.scores)
