@@ -4,9 +4,10 @@
 
 First, the test rows of all 20 clients of a Dirichlet(0.1) partition, and of 99 clients of 18 rows,
 each scored with the model as the client receives it: two processes, one with the earlier source,
-evaluate in turns, after one evaluation that does not count. Then passes of several sizes over random rows: what a row of the
-logits takes in evaluation mode, and whether the size changes a bit of them. Predictions take as
-many rows as `fedloom.core.outputs.rows_per_prediction` says. CPU seconds and one thread everywhere.
+evaluate in turns, after one evaluation that does not count. Then passes of several sizes over
+random rows: what a row of the logits takes in evaluation mode, and whether the size changes a bit
+of them. Predictions take as many rows as `fedloom.core.outputs.rows_per_prediction` says. CPU
+seconds and one thread everywhere.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ TO_REACH = 1 / 0.6
 SIZES = (8, 16, 32, 64, 128, 256, EARLIER)
 RUNS: dict[str, dict[str, Any]] = {
     "99 small clients, mlp on digits": {
-        **{"model": "mlp", "data": "digits", "partition": "iid", "clients": 99},
+        "model": "mlp",
+        "data": "digits",
+        "partition": "iid",
+        "clients": 99,
         "engine": "vectorized",
     },
     "cnn4 on fashion_mnist": {"model": "cnn4", "data": "fashion_mnist"},
