@@ -133,4 +133,4 @@ def test_two_commands_at_once_lose_no_result(table_file: Path, tmp_path: Path) -
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(add_twenty, ("fedavg", "fedprox")))
-    assert len(read_results(path, table).runs) == 40
+    assert len(read_results(path, table.id).runs) == 40

@@ -50,7 +50,7 @@ def test_every_cell_is_run_with_every_seed_and_written_at_once(table_file: Path)
     assert first.over_clients.worst <= float(first.values["accuracy"] or 0)
     assert "torch" in first.versions
     assert not published(measured.table).exists()
-    assert read_results(measured.files[0], measured.table) == results
+    assert read_results(measured.files[0], measured.table.id) == results
     folder = measured.folder / "four" / "fedprox-seed1"
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     assert (config["lr"], config["seed"], config["title"]) == (0.02, 1, "fedprox")
@@ -298,7 +298,7 @@ def test_results_of_before_partition_seeds_were_noted_are_read(table_file: Path)
     written = json.loads(path.read_text(encoding="utf-8"))
     del written["runs"][0]["partition_seed"]
     path.write_text(json.dumps(written), encoding="utf-8")
-    assert read_results(path, table) == results
+    assert read_results(path, table.id) == results
     assert lines(table, results, ["four"], ["fedavg"])[0].difference == 0
 
 

@@ -20,13 +20,13 @@ def test_a_result_quotes_the_digest_of_its_run(table_file: Path) -> None:
     folder = measured.folder / "four" / "fedavg-seed0"
     assert run.run_digest == read_record(folder / "summary.json", Summary).digest
     assert run.run_digest is not None
-    (line, *_) = lines(measured.table, read_results(measured.files[0], measured.table))
+    (line, *_) = lines(measured.table, read_results(measured.files[0], measured.table.id))
     assert f"run {run.run_digest[:8]}" in line.remark
 
     written = json.loads(measured.files[0].read_text())
     for one in written["runs"]:
         del one["run_digest"]  # as it was written before there were digests
     measured.files[0].write_text(json.dumps(written))
-    results = read_results(measured.files[0], measured.table)
+    results = read_results(measured.files[0], measured.table.id)
     assert [run.run_digest for run in results.runs] == [None]
     assert "run " not in lines(measured.table, results)[0].remark

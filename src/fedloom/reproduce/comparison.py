@@ -49,6 +49,8 @@ class Line:
     remark: str
     standin: bool = False
     """Whether something stands in for the paper's data or network."""
+    shared: bool = False
+    """Whether all runs are another table's, which have the same settings."""
     draws: int = 1
     """Different partitions among the seeds."""
     tolerance: float = POINTS
@@ -182,6 +184,7 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         broken=sum(run.failed is not None for run in current),
         remark="",
         standin=bool(table.standin_of(column)),
+        shared=bool(current) and all(run.of_table is not None for run in current),
         draws=len({run.draw(_cell(table, run)) for run in counted}),
     )
     stale = not all(_is_current(table, run) for run in runs)
@@ -245,4 +248,6 @@ def _remark(line: Line, stale: bool, current: list[Measured]) -> str:
         remarks.append("the target was not reached")
     if digests := [run.run_digest[:8] for run in current if run.run_digest]:
         remarks.append(f"run{'s' if len(digests) > 1 else ''} {', '.join(digests)}")
+    if others := sorted({run.of_table for run in current if run.of_table is not None}):
+        remarks.append(f"measured for {', '.join(others)}, with the same settings")
     return "; ".join(remarks)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,8 +18,9 @@ from fedloom.record import RoundRecord
 from fedloom.reproduce.availability import where_from
 from fedloom.reproduce.estimate import Clock, Estimate
 from fedloom.reproduce.format import Cell, PaperTable
-from fedloom.reproduce.quantities import Ended, is_measured, value_of
+from fedloom.reproduce.quantities import Ended, value_of
 from fedloom.reproduce.results import Measured, Results, add_run, published, read_results
+from fedloom.reproduce.shared_runs import SharedRuns, quantities_of
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import DIVIDING, Experiment, federated
 from fedloom.runs.folder import RunPaths
@@ -121,7 +123,7 @@ class Measurement:
     @property
     def estimate(self) -> Estimate:
         """How long the rest takes, as far as runs that have ended here tell."""
-        results, estimate = read_results(self.files[0], self.table), Estimate()
+        results, estimate = read_results(self.files[0], self.table.id), Estimate()
         for cell in self.choice.cells(self.table):
             ended = [
                 run for run in results.of(cell.column, cell.row) if run.is_of(self.table, cell)
@@ -137,7 +139,7 @@ class Measurement:
     def run(self, watch: Watch) -> Results:
         """Every chosen cell with every seed; the results are written after every run."""
         cells, seeds = self.choice.cells(self.table), self.choice.seeds_of(self.table)
-        results, self._estimate = read_results(self.files[0], self.table), self.estimate
+        results, self._estimate = read_results(self.files[0], self.table.id), self.estimate
         ended = self.runs - len(self._estimate.left)
         if ended:
             self.note(f"{self.table.id}: {ended} of {self.runs} runs have ended and are kept")
@@ -155,22 +157,45 @@ class Measurement:
                     add_run(file, self.table, measured)
         if cells and len(self._missing) == len({cell.config.data for cell in cells}):
             raise BadInput(f"nothing of {self.table.id} was run, as none of its data is at hand")
-        return read_results(self.files[0], self.table)
+        return read_results(self.files[0], self.table.id)
 
     def _kept(self, results: Results, cell: Cell, seed: int) -> Measured | None:
-        """The result of a run that has ended or broken down, whichever engine it had; None: there
-        is none, or it lacks a quantity that the table has now."""
+        """The result of a run that has ended or broken down, whichever engine it had, also for
+        another table; None: there is none, or it lacks a quantity that the table has now."""
         if self.overwrite:
             return None
+        return self._own(results, cell, seed) or self._of_another_table(cell, seed)
+
+    def _own(self, results: Results, cell: Cell, seed: int) -> Measured | None:
         paths = RunPaths(self._folder(cell, seed))
         for run in results.of(cell.column, cell.row):
             alike = run.is_of(self.table, cell) and run.seed == seed
             if alike and run.asked == self.choice.rounds_of(cell):
                 if run.failed is not None:
                     return run if paths.config.exists() else None
-                complete = set(self._quantities(cell)) <= set(run.values)
+                complete = set(quantities_of(self.table, cell)) <= set(run.values)
                 return run if complete and paths.summary.exists() else None
         return None
+
+    def _of_another_table(self, cell: Cell, seed: int) -> Measured | None:
+        if (cell.column, cell.row) in self._begun_with:  # its own folder is needed
+            return None
+        return self._of_others.serving(self.table, cell, seed, self.choice.rounds_of(cell))
+
+    @cached_property
+    def _begun_with(self) -> set[tuple[str, str] | None]:
+        """Cells with whose models others begin."""
+        return {cell.begins_with for cell in self.table.cells()}
+
+    @cached_property
+    def _of_others(self) -> SharedRuns:
+        """What other tables' commands have measured, and still have in their folders."""
+        found = []
+        for file in sorted(self.out.glob("*/*/results.json")):
+            results = read_results(file, "/".join(file.parts[-3:-1]))
+            whole = [r for r in results.runs if _summary(file.parent, r).exists()]
+            found.append(replace(results, runs=tuple(whole)))
+        return SharedRuns.of(found)
 
     def _measured(self, cell: Cell, seed: int, watch: Watch, over: int) -> Measured | None:
         """One run, new, resumed or read from its folder; None where its data cannot be had."""
@@ -192,16 +217,10 @@ class Measurement:
             )
         records = read_records(paths.metrics, RoundRecord)
         run = Ended(experiment, summary, records, self.table.targets.get(cell.column))
-        values = {name: value_of(name, run) for name in self._quantities(cell)}
+        values = {name: value_of(name, run) for name in quantities_of(self.table, cell)}
         return Measured.of(
             cell, config.rounds, summary, values, _versions(paths), config.partition_seed
         )
-
-    def _quantities(self, cell: Cell) -> list[str]:
-        """Accuracy, and what the paper prints in the cell."""
-        printed = self.table.printed.items()
-        here = [name for name, columns in printed if cell.row in columns.get(cell.column, {})]
-        return [name for name in dict.fromkeys(["accuracy", *here]) if is_measured(name)]
 
     def _config(self, cell: Cell, seed: int) -> RunConfig:
         """The run of a cell."""
@@ -251,6 +270,11 @@ class Measurement:
             return None
         self._data = (key, data)
         return data
+
+
+def _summary(table: Path, run: Measured) -> Path:
+    """Of a run of the paper's length."""
+    return RunPaths(table / run.column / f"{run.row}-seed{run.seed}").summary
 
 
 def _versions(paths: RunPaths) -> dict[str, str | int]:

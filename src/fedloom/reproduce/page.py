@@ -12,7 +12,8 @@ from fedloom.reproduce.availability import data_name
 from fedloom.reproduce.comparison import RULE, Line, lines, spreads
 from fedloom.reproduce.format import PaperTable
 from fedloom.reproduce.library import PAPERS
-from fedloom.reproduce.results import published, read_results
+from fedloom.reproduce.results import Results, published, read_results
+from fedloom.reproduce.shared_runs import with_runs_of_others
 from fedloom.reproduce.summary import FEWEST, SHARE, TAU, Count, orders
 from fedloom.reproduce.terminal import data_of
 
@@ -30,8 +31,10 @@ def write_page(tables: Sequence[PaperTable], path: Path) -> None:
 
 def page(tables: Sequence[PaperTable]) -> str:
     """The whole page."""
-    measured = {table.id: lines(table, read_results(published(table), table)) for table in tables}
-    every = [line for one in measured.values() for line in one]
+    own = {table.id: read_results(published(table), table.id) for table in tables}
+    results = with_runs_of_others(tables, own)
+    measured = {table.id: lines(table, results[table.id]) for table in tables}
+    every = [line for one in measured.values() for line in one if not line.shared]
     parts = [
         "# The papers' tables, and what fedloom measures",
         f"Written by `{COMMAND}` from [reproduce](../reproduce/README.md); do not edit.",
@@ -48,7 +51,7 @@ def page(tables: Sequence[PaperTable]) -> str:
         of_paper = [table for table in tables if table.paper == paper]
         if of_paper:
             parts.append(f"## {name}")
-            parts += [_section(t, measured[t.id]) for t in of_paper if t.id in begun]
+            parts += [_section(t, results[t.id], measured[t.id]) for t in of_paper if t.id in begun]
             parts += _not_measured([table for table in of_paper if table.id not in begun])
     return "\n\n".join(parts) + "\n"
 
@@ -72,7 +75,8 @@ def _summary(every: Sequence[Line], printed: int) -> list[str]:
     whole = Count.of(every).whole
     return [
         f"The papers print {printed} numbers in these tables. Numbers with a verdict so far,"
-        f" stand-ins included: {whole}; numbers of runs shorter than the paper's: {tried}.",
+        f" stand-ins included: {whole}; numbers of runs shorter than the paper's: {tried}. A run"
+        " that serves several tables counts in the one that it was run for.",
         "\n".join(rows),
     ]
 
@@ -105,13 +109,13 @@ def _is_shown(line: Line) -> bool:
     return line.ours is not None or line.broken > 0
 
 
-def _section(table: PaperTable, every: Sequence[Line]) -> str:
+def _section(table: PaperTable, results: Results, every: Sequence[Line]) -> str:
     """What was measured of a table."""
     measured = [line for line in every if _is_shown(line)]
     parts = [f"### {table.source}: {table.title}"]
     if table.remark:
         parts.append(table.remark.replace(":\n-", ":\n\n-"))
-    parts += _notes(table)
+    parts += _notes(table, results)
     whole = [line for line in measured if not line.shorter]
     tries = [line for line in measured if line.shorter]
     if whole:
@@ -122,12 +126,11 @@ def _section(table: PaperTable, every: Sequence[Line]) -> str:
     return "\n\n".join(parts)
 
 
-def _notes(table: PaperTable) -> list[str]:
+def _notes(table: PaperTable, results: Results) -> list[str]:
     """What stands in for what, and by how much ours may differ where that is more than usual."""
     whole = [] if table.standin is None else [f"Stand-in: {table.standin}."]
     columns = {name: column.standin for name, column in table.columns.items() if column.standin}
     of_columns = [f"Stand-in in {name}: {standin}." for name, standin in columns.items()]
-    results = read_results(published(table), table)
     tolerances = [f"Tolerance in {one.sentence}." for one in spreads(table, results)]
     return [*whole, *of_columns, *tolerances]
 

@@ -90,6 +90,7 @@ QUANTITIES: dict[str, Callable[[Ended], float | None]] = {
 }
 """Name -> its value in a run; None where the run has none. Megabytes are those of one client, up to
 the end of the run where no target is named; `rounds_to_85` and the like are read beside these."""
+_TO_TARGET = ("rounds_to_target", "megabytes_to_target")
 _ROUNDS_TO = re.compile(r"rounds_to_(\d+(?:\.\d+)?)")
 _IN_PERCENT = (
     *("accuracy", "worst_client", "best_client", "worst_decile", "deviation_over_clients"),
@@ -106,6 +107,11 @@ def is_measured(quantity: str) -> bool:
     """Whether this command reads the quantity from a run."""
     counted = _ROUNDS_TO.fullmatch(quantity) is not None
     return quantity in QUANTITIES or quantity.startswith(OF_ONE) or counted
+
+
+def needs_target(quantity: str) -> bool:
+    """Whether it counts to the target that a table names for a column."""
+    return quantity in _TO_TARGET
 
 
 def value_of(quantity: str, run: Ended) -> float | None:

@@ -52,6 +52,8 @@ class Measured:
     """Why training broke down."""
     partition_seed: int | None = None
     """Of its partition; None where that was not yet noted, and is the one of the settings."""
+    of_table: str | None = None
+    """The table that it was run for, where that is another one (`shared_runs`)."""
 
     @classmethod
     def of(
@@ -153,7 +155,7 @@ def add_run(path: Path, table: PaperTable, run: Measured) -> None:
     """Write a run into a file to which another process may be adding its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
-        read_results(path, table).with_run(run).save(path)
+        read_results(path, table.id).with_run(run).save(path)
 
 
 def published(table: PaperTable) -> Path:
@@ -161,10 +163,10 @@ def published(table: PaperTable) -> Path:
     return table.path.with_suffix(".results.json")
 
 
-def read_results(path: Path, table: PaperTable) -> Results:
+def read_results(path: Path, table: str) -> Results:
     """What a file holds; nothing where there is none."""
     if not path.exists():
-        return Results(table.id)
+        return Results(table)
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as e:
