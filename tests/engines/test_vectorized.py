@@ -445,7 +445,8 @@ def test_the_engine_makes_one_job_per_client_and_few_at_a_time() -> None:
 
 
 class Counted:
-    """`clients_together`, with one bit changed or not, and how often it was asked."""
+    """`clients_together`, with one bit changed or not, and how often it was asked: a trial asks
+    twice, for answers and for gradients."""
 
     def __init__(self, bit: bool = False) -> None:
         self.bit, self.blocks = bit, 0
@@ -478,7 +479,25 @@ def test_agreeing_bytes_are_trusted_from_then_on() -> None:
     blocks = Blocks(compute, clock=lambda: 0.0)
     for _ in range(3):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (compute.blocks, list(blocks.verdicts.values())) == (3, [True])
+    assert (compute.blocks, list(blocks.verdicts.values())) == (2 + 2, [True])
+
+
+def test_gradients_that_hardly_move_a_weight_are_compared_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers that agree only because weights swallow the steps say nothing of the next ones."""
+    apply = Site.apply
+
+    def otherwise(some: Sequence[Visit], *_: Any) -> Any:
+        with monkeypatch.context() as m:
+            m.setattr(Site, "apply", lambda s, g: apply(s, {k: v * 1.001 for k, v in g.items()}))
+            return [client(visit) for visit in some]
+
+    some = visits(lr=1e-12)
+    assert comparable(otherwise(some)) == alone(some)
+    blocks = Blocks(otherwise, clock=lambda: 0.0)
+    blocks.answer(some, None)
+    assert list(blocks.verdicts.values()) == [False]
 
 
 def test_the_outcome_of_a_trial_is_logged(caplog: pytest.LogCaptureFixture) -> None:

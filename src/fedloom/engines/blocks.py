@@ -3,9 +3,10 @@
 One batched operation stands for one small operation per client, which saves the time between
 operations. Whether the bits stay the same depends on shapes and on the machine's kernels, so it is
 tried: in two rounds the first block of every kind is computed both ways, and others of that kind
-are computed as one only if every byte of every answer agreed and it was faster. Kernels choose by
-shape, never by value, so what held for one block holds for all that do the same; what a hook does
-otherwise from the third round on is not seen by any trial, and rests on `core.block` alone.
+are computed as one only if every byte of every answer and every gradient agreed and it was faster.
+Kernels choose by shape, never by value, so what held for one block holds for all that do the same;
+what a hook does otherwise from the third round on is not seen by any trial, and rests on
+`core.block` alone.
 
 The engine `vectorized` computes all its clients like this; the workers of `pool` and `ray` those
 that come in one message. The outcome of every trial is logged, with the reason.
@@ -25,6 +26,7 @@ from fedloom.core.evaluate import Ask
 from fedloom.core.message import Up
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
+from fedloom.core.witness import gradients_of
 from fedloom.engines.bundle import TOGETHER
 from fedloom.errors import FedloomError
 
@@ -139,6 +141,7 @@ class Blocks:
                 self._compute(visits[:2], ask, lambda: None)
                 self._warm = True
             batched = self._within(seconds / GAIN, visits, ask)
+            agree = all(map(_same, plain, batched)) and self._same_gradients(visits)
         except TooSlow:
             # The first time it may have been a pause of the machine: the kind gets a second trial.
             if kind in self._slow:
@@ -147,10 +150,14 @@ class Blocks:
         except CANNOT_BE_BATCHED as e:
             self._decide(kind, visits, f"it cannot be batched ({_reason(e)})")
         else:
-            agree = all(map(_same, plain, batched))
             self._decide(kind, visits, "" if agree else "its bytes were not the same")
             self._accepted_in.setdefault(kind, set()).add(visits[0].down.plan.t)
         return plain
+
+    def _same_gradients(self, visits: Sequence[Visit]) -> bool:
+        """Of steps so small that weights hardly move, answers agree where kernels do not."""
+        alone = gradients_of(lambda: _one_by_one(visits, None))
+        return alone == gradients_of(lambda: self._compute(visits, None, lambda: None))
 
     def _decide(self, kind: Kind, visits: Sequence[Visit], objection: str) -> None:
         self.verdicts[kind] = not objection
