@@ -680,6 +680,51 @@ class _Numbers(Term):
         return {self.name: change}
 
 
+@pytest.mark.parametrize(
+    ("method", "hook", "calls"),
+    [
+        ("fedavg + proximal", "grads", 2),  # 18 rows in batches of ten
+        ("fedper + control_variates", "grads", 2),
+        ("fedper + control_variates", "finish", 1),
+    ],
+)
+def test_hooks_that_go_number_by_number_are_called_once_for_all(
+    method: str, hook: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = visits(method)
+    cls, seen = type(some[0].program.method.terms[0]), []
+    called = getattr(cls, hook)
+
+    def counted(*given: Any) -> Any:
+        seen.append(given)
+        return called(*given)
+
+    monkeypatch.setattr(cls, hook, counted)
+    clients_together(some)
+    assert len(seen) == calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "ask"),
+    [
+        ({}, ASK),
+        ({"compression": "quantize(bits=8)"}, None),
+        ({"hostile": "sign_flip(share=0.3)"}, None),
+        ({"model": "mlp(frozen='body.1.*')"}, None),
+        ({"privacy": "client(clip=1, noise=0.5, delta=1e-5)"}, None),
+    ],
+    ids=str,
+)
+def test_where_something_acts_on_single_uploads_each_client_finishes_alone(
+    settings: dict[str, Any], ask: Ask | None
+) -> None:
+    """A trial would see other bytes, and give the block up."""
+    some = visits("fedavg", **settings)
+    together, one_by_one = clients_together(some, ask), [client(visit, ask) for visit in some]
+    assert comparable(together) == comparable(one_by_one)
+    assert [up.scores for up, _ in together] == [up.scores for up, _ in one_by_one]
+
+
 def test_what_goes_up_and_what_is_kept_share_no_memory_after_a_finish_of_all() -> None:
     some = visits(parse_method("fedper") + _Numbers())
     answers = clients_together(some)
