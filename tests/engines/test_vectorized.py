@@ -456,7 +456,8 @@ def test_the_engine_makes_one_job_per_client_and_few_at_a_time() -> None:
 
 
 class Counted:
-    """`clients_together`, with one bit changed or not, and how often it was asked."""
+    """`clients_together`, with one bit changed or not, and how often it was asked: a trial asks
+    twice, for answers and for gradients."""
 
     def __init__(self, bit: bool = False) -> None:
         self.bit, self.blocks = bit, 0
@@ -489,7 +490,25 @@ def test_agreeing_bytes_are_trusted_from_then_on() -> None:
     blocks = computing(compute)
     for _ in range(3):
         assert comparable(blocks.answer(some, ASK)) == alone(some, ASK)
-    assert (compute.blocks, list(blocks.training.verdicts.values())) == (3, [True])
+    assert (compute.blocks, list(blocks.training.verdicts.values())) == (2 + 2, [True])
+
+
+def test_gradients_that_hardly_move_a_weight_are_compared_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Answers that agree only because weights swallow the steps say nothing of the next ones."""
+    apply = Site.apply
+
+    def otherwise(some: Sequence[Visit], *_: Any) -> Any:
+        with monkeypatch.context() as m:
+            m.setattr(Site, "apply", lambda s, g: apply(s, {k: v * 1.001 for k, v in g.items()}))
+            return [client(visit) for visit in some]
+
+    some = visits(lr=1e-12)
+    assert comparable(otherwise(some)) == alone(some)
+    blocks = computing(otherwise)
+    blocks.answer(some, None)
+    assert list(blocks.training.verdicts.values()) == [False]
 
 
 def test_the_outcome_of_a_trial_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -791,6 +810,51 @@ class _Numbers(Term):
             return {self.name: {"head": s.w["head.weight"]}}
         s.own[self.name] = change
         return {self.name: change}
+
+
+@pytest.mark.parametrize(
+    ("method", "hook", "calls"),
+    [
+        ("fedavg + proximal", "grads", 2),  # 18 rows in batches of ten
+        ("fedper + control_variates", "grads", 2),
+        ("fedper + control_variates", "finish", 1),
+    ],
+)
+def test_hooks_that_go_number_by_number_are_called_once_for_all(
+    method: str, hook: str, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = visits(method)
+    cls, seen = type(some[0].program.method.terms[0]), []
+    called = getattr(cls, hook)
+
+    def counted(*given: Any) -> Any:
+        seen.append(given)
+        return called(*given)
+
+    monkeypatch.setattr(cls, hook, counted)
+    clients_together(some)
+    assert len(seen) == calls
+
+
+@pytest.mark.parametrize(
+    ("settings", "ask"),
+    [
+        ({}, ASK),
+        ({"compression": "quantize(bits=8)"}, None),
+        ({"hostile": "sign_flip(share=0.3)"}, None),
+        ({"model": "mlp(frozen='body.1.*')"}, None),
+        ({"privacy": "client(clip=1, noise=0.5, delta=1e-5)"}, None),
+    ],
+    ids=str,
+)
+def test_where_something_acts_on_single_uploads_each_client_finishes_alone(
+    settings: dict[str, Any], ask: Ask | None
+) -> None:
+    """A trial would see other bytes, and give the block up."""
+    some = visits("fedavg", **settings)
+    together, one_by_one = clients_together(some, ask), [client(visit, ask) for visit in some]
+    assert comparable(together) == comparable(one_by_one)
+    assert [up.scores for up, _ in together] == [up.scores for up, _ in one_by_one]
 
 
 def test_what_goes_up_and_what_is_kept_share_no_memory_after_a_finish_of_all() -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.tree import Tree
+from fedloom.core.witness import show
 
 if TYPE_CHECKING:
     from fedloom.core.phase import Opt
@@ -53,6 +54,7 @@ class Optimizer:
         opt = self.opt
         if opt.clip:
             grads = clipped(grads, opt.clip)
+        show(grads)
         if opt.weight_decay:
             grads = self._with_decay(grads)
         self.steps += 1

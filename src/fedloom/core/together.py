@@ -27,7 +27,7 @@ COMMON = ("plan", "net", "shared", "method", "task", "terms", "opt", "device", "
 
 
 class NotInCommon(RuntimeError):
-    """`local` asked for something of which every client has its own."""
+    """What is called once for all asked for something of which every client has its own."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fedloom.core.message import Up
 from fedloom.core.score import ClientScore
 from fedloom.core.site import Visit
 from fedloom.core.tree import State
+from fedloom.core.witness import gradients_of
 from fedloom.engines.bundle import SMALL_CLIENT, TOGETHER
 from fedloom.engines.trials import Clock, Kind, Report, Trials, Work
 
@@ -143,7 +144,8 @@ def _named(visits: Sequence[Visit]) -> str:
     return f"{len(visits)} clients of {len(visits[0].data.train)} rows"
 
 
-TRAINING = Work(client, clients_together, _same_answers, _named)
+TRAINING = Work(client, clients_together, _same_answers, _named, inside=gradients_of)
+"""Of steps so small that weights hardly move, answers agree where gradients do not."""
 SCORING = Work(
     evaluate, evaluate_together, _same_scores, lambda visits: f"scores of {_named(visits)}"
 )

@@ -3,9 +3,10 @@
 One batched operation stands for one small operation per client, which saves the time between
 operations. Whether the bits stay the same depends on shapes and on the machine's kernels, so it is
 tried: in two rounds the first block of every kind is computed both ways, and others of that kind
-are computed as one only if every byte of every answer agreed and it was faster. Kernels choose by
-shape, never by value, so what held for one block holds for all that do the same; what a hook does
-otherwise from the third round on is not seen by any trial, and rests on the computation alone.
+are computed as one only if every byte of every answer (of training, also every gradient) agreed and
+it was faster. Kernels choose by shape, never by value, so what held for one block holds for all
+that do the same; what a hook does otherwise from the third round on is not seen by any trial, and
+rests on the computation alone.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ class Work(Generic[Q, A]):
     """Are two answers the same to every byte?"""
     named: Callable[[Sequence[Visit]], str]
     """A block, for people."""
+    inside: Callable[[Callable[[], object]], int] | None = None
+    """A number that stands for what happens while a function computes, and must be the same, too;
+    None: answers tell enough."""
 
 
 class TooSlow(FedloomError):
@@ -104,6 +108,7 @@ class Trials(Generic[Q, A]):
                 self.work.together(visits[:2], ask, lambda: None)
                 self._warm = True
             batched = self._within(seconds / GAIN, visits, ask)
+            agree = all(map(self.work.same, plain, batched)) and self._same_inside(visits, ask)
         except TooSlow:
             # The first time it may have been a pause of the machine: the kind gets a second trial.
             if kind in self._slow:
@@ -112,10 +117,15 @@ class Trials(Generic[Q, A]):
         except CANNOT_BE_BATCHED as e:
             self._decide(kind, visits, f"it cannot be batched ({_reason(e)})")
         else:
-            agree = all(map(self.work.same, plain, batched))
             self._decide(kind, visits, "" if agree else "its bytes were not the same")
             self._accepted_in.setdefault(kind, set()).add(visits[0].down.plan.t)
         return plain
+
+    def _same_inside(self, visits: Sequence[Visit], ask: Q) -> bool:
+        if self.work.inside is None:
+            return True
+        alone = self.work.inside(lambda: self._alone(visits, ask))
+        return alone == self.work.inside(lambda: self.work.together(visits, ask, lambda: None))
 
     def _decide(self, kind: Kind, visits: Sequence[Visit], objection: str) -> None:
         self.verdicts[kind] = not objection

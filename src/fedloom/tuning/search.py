@@ -150,10 +150,9 @@ class Search:
             last = [trial for trial in study.trials() if rounds in trial.scores]
             if len(last) > 1:
                 due += [(place, t, seed) for t in last for seed in seeds if seed not in t.confirmed]
-        folders = [self._folder(place, trial.number, seed) for place, trial, seed in due]
         configs = [
-            plan.config(place, trial, rounds, folder, seed)
-            for (place, trial, seed), folder in zip(due, folders, strict=True)
+            plan.config(place, trial, rounds, self._folder(place, trial.number, seed), seed)
+            for place, trial, seed in due
         ]
         for at, outcome in self.runs.outcomes(configs):
             place, trial, seed = due[at]
@@ -161,25 +160,22 @@ class Search:
             self.note(
                 f"{trial.expression}, trial {trial.number}, seed {seed}: {self._told(outcome)}"
             )
-            _drop_states(folders[at])
+            self._tidy()
 
     def _told(self, outcome: Outcome) -> str:
         score = outcome.score
         return outcome.why if score is None else metric(self.plan.metric).shown(score)
 
     def _tidy(self) -> None:
-        """Trials that have ended do not go on."""
+        """States of trials that have ended, and of their further seeds, take space and are of no
+        use; also those that a kill kept from being dropped."""
         for place, study in enumerate(self.studies):
             for trial in study.trials():
-                if trial.ended:
-                    _drop_states(self._folder(place, trial.number))
+                for seed in (None, *trial.confirmed) if trial.ended else ():
+                    paths = RunPaths(self._folder(place, trial.number, seed))
+                    shutil.rmtree(paths.checkpoints, ignore_errors=True)
 
     def _folder(self, place: int, number: int, seed: int | None = None) -> Path:
         """Of a trial, or of the same with a further seed."""
         name = f"trial-{number:03d}" + ("" if seed is None else f"-seed-{seed}")
         return self.store.folder / file_name(self.plan.labels[place]) / name
-
-
-def _drop_states(folder: Path) -> None:
-    """The states of a run that does not go on take space and are of no use."""
-    shutil.rmtree(RunPaths(folder).checkpoints, ignore_errors=True)

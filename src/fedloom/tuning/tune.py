@@ -44,12 +44,11 @@ def tune(
     """The best hyper-parameters of every method, by successive halving on validation rows.
 
     `trials` (16) of each method, or as many as fit into a `budget` such as "30m" for all of them.
-    `workers` trials run side by side; the result does not depend on how many. With `confirm`, those
-    that come to the end are trained with so many further seeds, and the best is best on average.
-    Settings are the keys
-    of `RunConfig`; `rounds` are those of the run to tune for. With `out`, trials that ended in an
-    earlier, interrupted tuning are not run again; without, no folder is left. `note` is told what
-    happens, in sentences.
+    With `confirm`, those that come to the end are trained with so many further seeds, and the best
+    is best on average. `workers` trials run side by side; the result does not depend on how many.
+    Settings are the keys of `RunConfig`; `rounds` are those of the run to tune for. With `out`,
+    trials that ended in an earlier, interrupted tuning are not run again; without, no folder is
+    left. `note` is told what happens, in sentences.
 
     >>> tuned = tune(["fedavg"], trials=1, rounds=1, clients=4, partition="iid", workers=1)
     >>> tuned.methods[0].expression
