@@ -90,3 +90,13 @@ def test_runs_side_by_side_end_with_the_comparison(tmp_path: Path, how: signal.S
         assert done.code == 130
         assert done.err.count("\n") == 1, done.err
         assert "go on with: the same command" in done.err
+
+
+def test_a_process_that_is_lost_is_one_sentence(tmp_path: Path) -> None:
+    """The last one that began, of as many processes as runs: nothing else is handed over later."""
+    process, others = started(tmp_path)
+    max(others, key=lambda one: (one.create_time(), one.pid)).kill()
+    done = finish(process)
+    assert done.code == 1
+    assert done.err.count("\n") == 1, done.err
+    assert "a process that ran beside others ended" in done.err

@@ -122,6 +122,9 @@ class _Processes(Generic[T]):
         # now leave Ctrl-C to this one.
         with delaying_stops(), ignoring_ctrl_c():
             places = {self._executor.submit(_work, i, c): i for i, c in enumerate(configs)}
+            # A loss is noticed by a thread that looks for new processes when something is handed
+            # over, and that may be before the process for it begins.
+            self._executor.submit(_nothing)
         for future in as_completed(places):
             yield places[future], _outcome(future)
 
@@ -205,6 +208,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _nothing() -> None:
+    """Is handed over for the sake of it."""
 
 
 def _work(place: int, config: RunConfig) -> Any:
