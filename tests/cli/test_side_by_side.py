@@ -150,6 +150,20 @@ def test_a_process_begins_with_everything_imported_and_the_environment_of_now(
             assert what["pid"] != os.getpid()
 
 
+def lost(*_: Any) -> None:
+    """In place of a run: its process ends."""
+    os._exit(1)
+
+
+def test_a_lost_process_is_one_sentence_also_when_more_is_handed_over() -> None:
+    data = fl.run("local", **{**SMALL, "rounds": 1}).experiment.data
+    configs = [RunConfig.checked({})] * 2
+    with side_by_side.SideBySide(lost, data, None, 2) as processes:
+        for _ in range(2):
+            with pytest.raises(fl.WorkerLost, match="a process that ran beside others ended"):
+                list(processes.outcomes(configs))
+
+
 def test_a_run_that_was_handed_over_before_a_stop_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

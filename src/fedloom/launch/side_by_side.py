@@ -118,15 +118,21 @@ class _Processes(Generic[T]):
         self._mouth.close()
 
     def outcomes(self, configs: Sequence[RunConfig]) -> Iterator[tuple[int, T]]:
-        # A pool that a stop meets while it starts cannot be shut down, and processes that start
-        # now leave Ctrl-C to this one.
-        with delaying_stops(), ignoring_ctrl_c():
-            places = {self._executor.submit(_work, i, c): i for i, c in enumerate(configs)}
-            # A loss is noticed by a thread that looks for new processes when something is handed
-            # over, and that may be before the process for it begins.
-            self._executor.submit(_nothing)
-        for future in as_completed(places):
-            yield places[future], _outcome(future)
+        try:
+            # A pool that a stop meets while it starts cannot be shut down, and processes that start
+            # now leave Ctrl-C to this one.
+            with delaying_stops(), ignoring_ctrl_c():
+                places = {self._executor.submit(_work, i, c): i for i, c in enumerate(configs)}
+                # A loss is noticed by a thread that looks for new processes when something is
+                # handed over, and that may be before the process for it begins.
+                self._executor.submit(_nothing)
+            for future in as_completed(places):
+                yield places[future], _outcome(future)
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "a process that ran beside others ended; check memory, in a script keep the call"
+                " under `if __name__ == '__main__':`, then give the same command"
+            ) from None
 
     def _listen(self, hear: Callable[[Heard], None]) -> None:
         while (heard := self._ear.recv()) is not None:
@@ -144,13 +150,7 @@ class _Failed:
 
 
 def _outcome(future: Future[T | _Failed]) -> T:
-    try:
-        answer = future.result()
-    except BrokenProcessPool:
-        raise WorkerLost(
-            "a process that ran beside others ended; check memory, in a script keep the call under"
-            " `if __name__ == '__main__':`, then give the same command"
-        ) from None
+    answer = future.result()
     if isinstance(answer, _Failed):
         raise rebuilt(answer.head)
     return answer
