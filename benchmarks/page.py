@@ -354,8 +354,9 @@ def side_by_side() -> str:
     """Many small runs: one after another, and side by side."""
     found = read("side_by_side")
     body = []
-    for work in ("compare", "tune"):
+    for work in (name for name in found if name.startswith(("compare", "tune"))):
         measured = found[work]
+        command, *rounds = work.partition(",")
         same = "yes" if measured["same_outcome"] else "**no**"
         for way, seconds in measured["median"].items():
             told = ["", "", same]
@@ -363,7 +364,8 @@ def side_by_side() -> str:
                 ratio, (low, high) = measured["times_as_fast"][way], measured["spread"][way]
                 reached = "yes" if ratio >= found["to_reach"] else "**no**"
                 told = [f"{ratio:.2f} ({low:.2f} to {high:.2f})", reached, same]
-            body.append([f"`fedloom {work}`", way, f"{seconds:.1f}", *told])
+            title = f"`fedloom {command}`{''.join(rounds)}"
+            body.append([title, way, f"{seconds:.1f}", *told])
     heads = ["18 runs by", "", "s", "times as fast (spread)", f"{found['to_reach']} times"]
     return rows([*heads, "same outcome"], body)
 

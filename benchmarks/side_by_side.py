@@ -3,9 +3,10 @@ after another, every run on the pool, whole runs side by side.
 
     python benchmarks/side_by_side.py
 
-Whole processes take turns, with their start; all ways must end with the same bytes, or the same
-choice. Run it on a machine that does nothing else. Reported are medians of the clock's seconds, and
-of the ratios of neighbours with their spread.
+Runs that take about a minute together, and runs of 30 rounds, where the start weighs more. Whole
+processes take turns, with their start; all ways must end with the same bytes, or the same choice.
+Run it on a machine that does nothing else. Reported are medians of the clock's seconds, and of the
+ratios of neighbours with their spread.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,7 +29,9 @@ from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "side_by_side.json"
 TO_REACH = 1.7
-CLIENTS = ["--clients=20", "--rounds=30", "--partition=dirichlet(alpha=0.3)", "--quiet"]
+SHORT = 30
+"""Rounds of runs in which the start of the command weighs more."""
+SETTINGS = ["--clients=20", "--partition=dirichlet(alpha=0.3)", "--quiet"]
 PLAIN, POOL, BESIDE = "one after another", "clients side by side", "runs side by side"
 WAYS = {
     PLAIN: ["--engine=inline", "--workers=1"],
@@ -42,6 +45,8 @@ class Work:
     """A command, the ways it can go, and what must be the same whichever it goes."""
 
     command: list[str]
+    rounds: int
+    """So many that the runs one after another take about a minute."""
     ways: tuple[str, ...]
     outcome: Callable[[Path], Any]
 
@@ -60,8 +65,8 @@ def scores(folder: Path) -> Any:
 
 METHODS = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedavg + dbe"]
 WORK = {
-    "compare": Work(["compare", *METHODS, "--seeds=3", *CLIENTS], tuple(WAYS), states),
-    "tune": Work(["tune", "fedprox", "--trials=18", *CLIENTS], (PLAIN, BESIDE), scores),
+    "compare": Work(["compare", *METHODS, "--seeds=3", *SETTINGS], 60, tuple(WAYS), states),
+    "tune": Work(["tune", "fedprox", "--trials=18", *SETTINGS], 300, (PLAIN, BESIDE), scores),
 }
 
 
@@ -73,6 +78,8 @@ def main() -> None:
     found = {"to_reach": TO_REACH, "versions": current_versions()}
     for name, work in WORK.items():
         found[name] = measured(work, repeats)
+        short = replace(work, rounds=SHORT, ways=(PLAIN, BESIDE))
+        found[f"{name}, {SHORT} rounds"] = measured(short, repeats)
         write_json(RESULTS, found)
 
 
@@ -92,7 +99,7 @@ def measured(work: Work, repeats: int) -> dict[str, Any]:
         if way != PLAIN
     }
     return {
-        "command": work.command,
+        "command": [*work.command, f"--rounds={work.rounds}"],
         "seconds": {way: [round(s, 2) for s in all_] for way, all_ in seconds.items()},
         "median": {way: round(median(all_), 2) for way, all_ in seconds.items()},
         "times_as_fast": {way: round(median(all_), 2) for way, all_ in ratios.items()},
@@ -105,7 +112,8 @@ def timed(work: Work, flags: list[str]) -> tuple[float, Any]:
     """Seconds of one command, and what it came to."""
     with tempfile.TemporaryDirectory(prefix="fedloom-beside-") as folder:
         out = Path(folder, "out")
-        command = [sys.executable, "-m", "fedloom.cli", *work.command, *flags, f"--out={out}"]
+        flags = [*flags, f"--rounds={work.rounds}", f"--out={out}"]
+        command = [sys.executable, "-m", "fedloom.cli", *work.command, *flags]
         begun = time.perf_counter()
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         return time.perf_counter() - begun, work.outcome(out)

@@ -43,6 +43,7 @@ from fedloom.errors import (
     suggestion,
 )
 from fedloom.extensions import load_extensions
+from fedloom.launch import forking
 from fedloom.model_commands import adapt, export, predict, serve
 from fedloom.runs.config import RunConfig
 from fedloom.scaffold.command import new
@@ -243,12 +244,14 @@ def compare_command(
 ) -> None:
     """Compare methods under one budget over several seeds.
 
-    Where it is quicker, --workers whole runs go side by side (engines inline and vectorized,
+    --workers whole runs go side by side where that is quicker (engines inline and vectorized,
     without --log). The same command once more goes on where it stopped.
     """
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
+    if chosen.runs_at_a_time > 1 and log is None:
+        forking.begin()
     with uncollected():
         from fedloom.launch.compare import compare
         from fedloom.launch.terminal import comparison_table
@@ -305,6 +308,8 @@ def tune_command(
     overrides = [m for m in methods if _is_override(m)]
     names = [m for m in methods if m not in overrides]
     chosen = RunConfig.read(config, overrides, flags)
+    if chosen.runs_at_a_time > 1:
+        forking.begin()
     with uncollected():
         from fedloom.tuning.terminal import best_table, trials_table
         from fedloom.tuning.tune import rates, tune

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import multiprocessing
+import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,12 +17,14 @@ from rich.console import Console
 
 import fedloom as fl
 from fedloom.launch import compare as compared
-from fedloom.launch import side_by_side
+from fedloom.launch import forking, side_by_side
 from fedloom.launch.progress import Bar, Line
 from fedloom.runs.config import RunConfig
 from helpers import fedloom
 
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
+FOUR = 4 if forking.AT_ONCE else 3
+"""So many of four runs go side by side: else the first shows how long one takes."""
 
 
 @pytest.fixture
@@ -42,11 +47,17 @@ def digests(comparison: fl.Comparison) -> list[str | None]:
     return [s.state_sha256 for row in comparison.rows for s in row.summaries]
 
 
-def test_runs_side_by_side_end_with_the_same_bytes(processes: list[int]) -> None:
+@pytest.mark.parametrize("forked", [True, False], ids=["forked", "spawned"])
+def test_runs_side_by_side_end_with_the_same_bytes(
+    processes: list[int], monkeypatch: pytest.MonkeyPatch, forked: bool
+) -> None:
+    if forked and not forking.AT_ONCE:
+        pytest.skip("nothing is forked on this system")
+    monkeypatch.setattr(forking, "AT_ONCE", forked)
     alone = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **SMALL)
     assert processes == []
     beside = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], workers=2, **SMALL)
-    assert processes == [3]  # the first run shows how long one takes
+    assert processes == [4 if forked else 3]
     assert digests(alone) == digests(beside)
     assert [row.label for row in beside.rows] == ["fedavg", "fedrep"]
     assert [s.seed for row in beside.rows for s in row.summaries] == [0, 1, 0, 1]
@@ -69,6 +80,7 @@ def test_what_other_processes_would_not_know_stays_in_this_one(processes: list[i
 def test_short_runs_are_not_worth_a_process(
     processes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(forking, "AT_ONCE", False)
     monkeypatch.setattr(compared, "START_SECONDS", 3600.0)
     fl.compare(["local", "fedavg"], seeds=[0, 1], workers=2, **SMALL)
     assert processes == []
@@ -80,9 +92,9 @@ def test_runs_that_ended_before_are_read(processes: list[int], tmp_path: Path) -
     whole = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **options)
     (tmp_path / "c" / "fedrep-seed1" / "summary.json").unlink()
     assert digests(fl.compare(["fedavg", "fedrep"], seeds=[0, 1], **options)) == digests(whole)
-    assert processes == [3]
+    assert processes == [FOUR]
     again = fl.compare(["fedavg", "fedrep"], seeds=[0, 1], overwrite=True, **options)
-    assert processes == [3, 3]
+    assert processes == [FOUR, FOUR]
     assert digests(again) == digests(whole)
 
 
@@ -97,18 +109,59 @@ def test_a_run_that_breaks_down_ends_the_comparison_with_its_sentence(
             out=str(tmp_path / "c"),
             **SMALL,
         )
-    assert processes == [3]
-    assert (tmp_path / "c" / "fedavg-lr-0.01-seed0" / "summary.json").exists()
+    assert processes == [FOUR]
+    assert list(tmp_path.glob("c/fedavg-lr-0.01-seed*/summary.json"))
 
 
 def test_on_the_command_line_workers_count_runs(processes: list[int], tmp_path: Path) -> None:
     options = [f"{key}={value}" for key, value in SMALL.items() if key != "model"]
     out = str(tmp_path / "c")
     done = fedloom("compare", "local", "fedavg", *options, "--seeds", "2", "--out", out)
-    assert processes == [3]
+    assert processes == [FOUR]
     assert done.code == 0
     rows = json.loads((tmp_path / "c" / "comparison.json").read_text())["methods"]
     assert [row["method"] for row in rows] == ["local", "fedavg"]
+
+
+def seen(*_: Any) -> dict[str, Any]:
+    """In place of a run: what its process began with."""
+    return {
+        "imported": forking.PRELOADED in sys.modules,
+        "left alone": gc.get_freeze_count(),
+        "environment": dict(os.environ),
+        "pid": os.getpid(),
+    }
+
+
+@pytest.mark.skipif(not forking.AT_ONCE, reason="nothing is forked on this system")
+def test_a_process_begins_with_everything_imported_and_the_environment_of_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That of when forking began is another one."""
+    forking.begin()
+    monkeypatch.setenv("FEDLOOM_DATA", "/a/folder/of/now")
+    data = fl.run("local", **{**SMALL, "rounds": 1}).experiment.data
+    configs = [RunConfig.checked({})] * 2
+    with side_by_side.SideBySide(seen, data, None, 2) as processes:
+        for _, what in processes.outcomes(configs):
+            assert what["imported"]
+            assert what["left alone"] > 100_000  # torch's, which no garbage is looked for in
+            assert what["environment"] == dict(os.environ)
+            assert what["pid"] != os.getpid()
+
+
+def lost(*_: Any) -> None:
+    """In place of a run: its process ends."""
+    os._exit(1)
+
+
+def test_a_lost_process_is_one_sentence_also_when_more_is_handed_over() -> None:
+    data = fl.run("local", **{**SMALL, "rounds": 1}).experiment.data
+    configs = [RunConfig.checked({})] * 2
+    with side_by_side.SideBySide(lost, data, None, 2) as processes:
+        for _ in range(2):
+            with pytest.raises(fl.WorkerLost, match="a process that ran beside others ended"):
+                list(processes.outcomes(configs))
 
 
 def test_a_run_that_was_handed_over_before_a_stop_does_not_begin(

@@ -146,6 +146,8 @@ ENGINES: Mapping[str, EngineEntry] = {
     ),
 }
 """By name: the one list of engines, for the command line, the catalogue and the configuration."""
+ALONE = ("inline", "vectorized")
+"""Engines without processes of their own: whole runs go side by side with them."""
 
 
 def make_engine(

@@ -14,7 +14,7 @@ from fedloom.core.metrics import Metric, metric, words
 from fedloom.data import FederatedData
 from fedloom.errors import BadInput
 from fedloom.files import file_name, write_json
-from fedloom.launch import tables
+from fedloom.launch import forking, tables
 from fedloom.launch.notebook import as_html
 from fedloom.launch.progress import Bar, python_bar
 from fedloom.launch.side_by_side import Heard, SideBySide
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, int], Sequence[Watcher]]
 """(label, how many runs are over) -> watchers of the next run."""
-ONE_PROCESS = ("inline", "vectorized")
-"""Engines beside which other runs can go on."""
 START_SECONDS = 6.0
-"""What two processes take to import torch and to read the data, on two cores."""
+"""What two processes that each import torch for themselves take for it, on two cores."""
 
 
 @dataclass(frozen=True)
@@ -153,8 +151,9 @@ def compare(
     """Run every method with every seed; settings are the keys of `RunConfig`.
 
     With `out`, runs that ended in an earlier, interrupted comparison are not run again and one
-    that stopped half-way is resumed. With `workers`, as many runs go side by side where the first
-    of them took long enough for that to be quicker; their numbers do not change. `watch` gives
+    that stopped half-way is resumed. With `workers`, as many runs go side by side, except on Linux
+    only where the first of them took long enough for that to be quicker; their numbers do not
+    change. `watch` gives
     watchers to every run, which then go one after another. `policy` is a `site.toml`: where its
     rules refuse a method for any client, nothing is run.
 
@@ -169,6 +168,9 @@ def compare(
     everything = [Given(method, data, model) for method in methods]
     base = everything[0].config(settings).imported()
     check_methods(everything)
+    at_a_time = 1 if watch else _runs_at_a_time(everything, settings)
+    if at_a_time > 1:
+        forking.begin()
     for given in everything:  # what the protocol or the network refuses should not wait either
         experiment = replace(given, data=data).build(given.config(settings))
         check_policy(experiment, policy)
@@ -178,7 +180,6 @@ def compare(
         for given in everything
         for seed in seeds
     ]
-    at_a_time = 1 if watch else _runs_at_a_time(everything, settings)
     summaries: list[Summary] = []
     with engine_of(base) as engine, python_bar(progress, len(runs)) as bar:
         for given, config in runs:
@@ -231,10 +232,9 @@ def _folder(out: str | None, given: Given, seed: int) -> str | None:
 def _runs_at_a_time(everything: Sequence[Given], settings: RunSettings) -> int:
     """As many as the `workers` of an engine that has none of its own; 1 where nobody said so, or
     where a method or the model is an object, which other processes may not know."""
-    base = everything[0].config(settings)
     known = all(isinstance(x, str) for given in everything for x in (given.method, given.model))
-    alone = "workers" not in settings or base.engine not in ONE_PROCESS
-    return 1 if alone or not known else base.workers
+    asked = "workers" in settings and known
+    return everything[0].config(settings).runs_at_a_time if asked else 1
 
 
 def _has_ended(config: RunConfig) -> bool:
@@ -244,9 +244,9 @@ def _has_ended(config: RunConfig) -> bool:
 
 def _worth_starting(at_a_time: int, due: int, ended: Sequence[Summary]) -> bool:
     """Is the time that processes save more than what they need to start?"""
-    if at_a_time < 2 or not ended:
-        return False
-    return ended[-1].seconds * due * (1 - 1 / at_a_time) > START_SECONDS
+    if at_a_time < 2 or forking.AT_ONCE:
+        return at_a_time > 1
+    return bool(ended) and ended[-1].seconds * due * (1 - 1 / at_a_time) > START_SECONDS
 
 
 def _side_by_side(

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from fedloom.data import FederatedData
 from fedloom.engines.worker import failure, rebuilt
 from fedloom.errors import WorkerLost
 from fedloom.extensions import load_extensions, loaded
+from fedloom.launch import forking
 from fedloom.record import Headline, RoundRecord
 from fedloom.runs.config import RunConfig
 from fedloom.runs.experiment import Model
@@ -59,30 +60,57 @@ class SideBySide(Generic[T]):
         workers: int,
         hear: Callable[[Heard], None] | None = None,
     ) -> None:
-        self.work, self.data, self.model, self.workers = work, data, model, workers
-        self._executor: ProcessPoolExecutor | None = None
-        context = multiprocessing.get_context("spawn")
-        self._stop = context.Event()
-        # Short messages: a pipe takes each as a whole, so that its writers need no lock, which one
-        # that is killed would never give back.
-        self._ear, mouth = context.Pipe(duplex=False)
-        self._mouth = mouth
-        self._listener: threading.Thread | None = None
-        if workers > 1:
-            if hear is not None:
-                self._listener = threading.Thread(target=self._listen, args=(hear,), daemon=True)
-            given = (loaded(), work, data.shared(), model, self._stop, mouth if hear else None)
-            self._executor = ProcessPoolExecutor(workers, context, _begin, given)
+        self.work, self.data, self.model = work, data, model
+        self._processes = _Processes(work, data, model, workers, hear) if workers > 1 else None
 
     def __enter__(self) -> Self:
-        if self._listener is not None:
-            self._listener.start()
+        if self._processes is not None:
+            self._processes.listen()
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._processes is not None:
+            self._processes.close()
+
+    def outcomes(self, configs: Sequence[RunConfig]) -> Iterator[tuple[int, T]]:
+        """(place in the list, outcome), as they come."""
+        if self._processes is not None:
+            yield from self._processes.outcomes(configs)
+            return
+        for place, config in enumerate(configs):
+            yield place, self.work(config, self.data, self.model, ())
+
+
+class _Processes(Generic[T]):
+    """The processes, how they are told to stop, and how they are heard."""
+
+    def __init__(
+        self,
+        work: Work[T],
+        data: FederatedData,
+        model: Model | None,
+        workers: int,
+        hear: Callable[[Heard], None] | None,
+    ) -> None:
+        context = forking.context()
+        self._stop = context.Event()
+        # Short messages: a pipe takes each as a whole, so that its writers need no lock, which one
+        # that is killed would never give back.
+        self._ear, self._mouth = context.Pipe(duplex=False)
+        self._listener: threading.Thread | None = None
+        if hear is not None:
+            self._listener = threading.Thread(target=self._listen, args=(hear,), daemon=True)
+        mouth = None if hear is None else self._mouth
+        given = (dict(os.environ), loaded(), work, data.shared(), model, self._stop, mouth)
+        self._executor = ProcessPoolExecutor(workers, context, _begin, given)
+
+    def listen(self) -> None:
+        if self._listener is not None:
+            self._listener.start()
+
+    def close(self) -> None:
         self._stop.set()
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)
         if self._listener is not None:
             self._mouth.send(None)
             self._listener.join()
@@ -90,17 +118,21 @@ class SideBySide(Generic[T]):
         self._mouth.close()
 
     def outcomes(self, configs: Sequence[RunConfig]) -> Iterator[tuple[int, T]]:
-        """(place in the list, outcome), as they come."""
-        if self._executor is None:
-            for place, config in enumerate(configs):
-                yield place, self.work(config, self.data, self.model, ())
-            return
-        # A pool that a stop meets while it starts cannot be shut down, and processes that start
-        # now leave Ctrl-C to this one.
-        with delaying_stops(), ignoring_ctrl_c():
-            places = {self._executor.submit(_work, i, c): i for i, c in enumerate(configs)}
-        for future in as_completed(places):
-            yield places[future], _outcome(future)
+        try:
+            # A pool that a stop meets while it starts cannot be shut down, and processes that start
+            # now leave Ctrl-C to this one.
+            with delaying_stops(), ignoring_ctrl_c():
+                places = {self._executor.submit(_work, i, c): i for i, c in enumerate(configs)}
+                # A loss is noticed by a thread that looks for new processes when something is
+                # handed over, and that may be before the process for it begins.
+                self._executor.submit(_nothing)
+            for future in as_completed(places):
+                yield places[future], _outcome(future)
+        except BrokenProcessPool:
+            raise WorkerLost(
+                "a process that ran beside others ended; check memory, in a script keep the call"
+                " under `if __name__ == '__main__':`, then give the same command"
+            ) from None
 
     def _listen(self, hear: Callable[[Heard], None]) -> None:
         while (heard := self._ear.recv()) is not None:
@@ -118,13 +150,7 @@ class _Failed:
 
 
 def _outcome(future: Future[T | _Failed]) -> T:
-    try:
-        answer = future.result()
-    except BrokenProcessPool:
-        raise WorkerLost(
-            "a process that ran beside others ended; check memory, in a script keep the call under"
-            " `if __name__ == '__main__':`, then give the same command"
-        ) from None
+    answer = future.result()
     if isinstance(answer, _Failed):
         raise rebuilt(answer.head)
     return answer
@@ -160,6 +186,7 @@ _held: dict[str, Any] = {}
 
 
 def _begin(
+    environment: Mapping[str, str],
     imports: Sequence[str],
     work: Work[Any],
     data: FederatedData,
@@ -168,6 +195,7 @@ def _begin(
     mouth: Connection | None,
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forking.take_environment(environment)
     on_one_thread()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     load_extensions(imports)
@@ -180,6 +208,10 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _nothing() -> None:
+    """Is handed over for the sake of it."""
 
 
 def _work(place: int, config: RunConfig) -> Any:

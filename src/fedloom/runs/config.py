@@ -19,7 +19,7 @@ from pydantic import (
 
 from fedloom.core.protocol import Protocol, parse_protocol
 from fedloom.core.settings import OptimizerName, ServerOptimizerName
-from fedloom.engines import ENGINES
+from fedloom.engines import ALONE, ENGINES
 from fedloom.errors import BadInput, suggestion
 from fedloom.expression import literal
 from fedloom.extensions import Place, is_file, load_extensions
@@ -284,6 +284,11 @@ class RunConfig(BaseModel):
     def normalization(self) -> Literal["half", "channel", "site", "none"] | None:
         """What `load` takes; None: by the data."""
         return None if self.normalize == "auto" else self.normalize
+
+    @property
+    def runs_at_a_time(self) -> int:
+        """Of several runs: as many as the workers of an engine that has none of its own."""
+        return self.workers if self.engine in ALONE else 1
 
     @classmethod
     def read(

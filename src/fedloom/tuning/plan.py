@@ -10,8 +10,10 @@ from typing import Any, Self
 from fedloom.core.protocol import parse_protocol
 from fedloom.core.tunable import Log
 from fedloom.data import FederatedData
+from fedloom.engines import ALONE
 from fedloom.errors import BadInput
 from fedloom.files import jsonable
+from fedloom.launch import forking
 from fedloom.launch.compare import check_methods
 from fedloom.methods import describe
 from fedloom.runs.choice import metric_of
@@ -21,9 +23,6 @@ from fedloom.runs.given import Given
 from fedloom.tuning.result import Trial
 from fedloom.tuning.space import Space
 from fedloom.tuning.validation import on_validation_rows, without_tests
-
-ENGINES = ("inline", "vectorized")
-"""Engines that stay in the process of their trial."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +46,14 @@ class Plan:
         if not given:
             raise BadInput("name at least one method to tune")
         base = given[0].config(settings).imported()
-        if base.engine not in ENGINES:
+        if base.engine not in ALONE:
             raise BadInput(
                 f"trials run side by side in processes of their own, each on one core; engine ="
-                f" {base.engine!r} will not do, choose {' or '.join(ENGINES)}"
+                f" {base.engine!r} will not do, choose {' or '.join(ALONE)}"
             )
         check_methods(given)
+        if base.runs_at_a_time > 1:
+            forking.begin()
         data = given[0].data
         name = "accuracy"
         for one in given:
