@@ -151,10 +151,10 @@ def compare(
     """Run every method with every seed; settings are the keys of `RunConfig`.
 
     With `out`, runs that ended in an earlier, interrupted comparison are not run again and one
-    that stopped half-way is resumed. With `workers`, as many runs go side by side (elsewhere than on
-    Linux only where the first of them took long enough for that to be quicker); their numbers do
-    not change. `watch` gives watchers to every run, which then go one after another. `policy` is a
-    `site.toml`: where its rules refuse a method for any client, nothing is run.
+    that stopped half-way is resumed. With `workers`, as many runs go side by side (on other
+    systems than Linux only where the first of them took long enough for that to be quicker); their
+    numbers do not change. `watch` gives watchers to every run, which then go one after another.
+    `policy` is a `site.toml`: where its rules refuse a method for any client, nothing is run.
 
     >>> comparison = compare(["local", "fedavg"], seeds=[0], rounds=1, clients=4, partition="iid")
     >>> [row.label for row in comparison.rows]
