@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedloom.analysis.arrays import Array, paired, same_width
 from fedloom.analysis.cka import linear_cka
-from fedloom.analysis.geometry import centred, directions, in_few_columns
+from fedloom.analysis.geometry import centred, in_few_columns
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,12 @@ def row_drift(local: Array, reference: Array) -> RowDrift:
     """
     moved, start = paired(local, reference)
     same_width(moved, start)
-    (first, some), (second, others) = directions(moved), directions(start)
-    # |u - v|^2 / 2 = 1 - cos, and exactly zero for equal rows
-    apart = (first - second).square().sum(1) / 2
-    squared = (moved - start).square().sum(1)
-    return RowDrift(torch.where(some & others, apart, torch.nan), squared)
+    first, second = (torch.linalg.vector_norm(x, dim=1) for x in (moved, start))
+    squared = (moved - start).square_().sum(1)
+    # |x - y|^2 = (|x| - |y|)^2 + 2 |x| |y| (1 - cos), and exactly zero for equal rows
+    apart = (squared - (first - second).square()).clamp_min(0) / (2 * first * second)
+    directed = (first > 0) & (second > 0)
+    return RowDrift(torch.where(directed, apart, torch.nan), squared)
 
 
 def drift_of(moved: Tensor, start: Tensor, rows: RowDrift | None) -> Drift:
