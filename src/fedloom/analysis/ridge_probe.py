@@ -58,7 +58,7 @@ class RidgeProbe:
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
         """The optimum for these rows; `key` changes nothing."""
         wide = len(x) <= max(x.shape[1], SMALL) and not self.free_bias
-        # Classes come first everywhere: softmax and products are many times slower over few columns.
+        # Classes come first everywhere: products and softmax are many times slower in few columns.
         targets = F.one_hot(y, classes).to(x).T.contiguous()
         return (self._in_span if wide else self._in_axes)(x, y, targets)
 
