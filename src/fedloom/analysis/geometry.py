@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -41,13 +43,40 @@ def gram_matrix(x: Tensor) -> Tensor:
     return gram
 
 
-def in_few_columns(x: Tensor, spanning: int | None = None) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class FewColumns:
+    """Features about their mean, for what reads only distances and inner products of rows.
+
+    >>> rows = torch.tensor([[1.0, 5.0, 1.0], [3.0, 5.0, 1.0]])
+    >>> FewColumns.of(rows).gram
+    tensor([[ 1., -1.],
+            [-1.,  1.]], dtype=torch.float64)
+    """
+
+    columns: Tensor
+    """The rows up to a rotation, in at most as many columns as there are rows."""
+    gram: Tensor
+    """Their inner products [n, n]."""
+
+    @classmethod
+    def of(cls, x: Tensor) -> FewColumns:
+        """Of features in any coordinates, computed in float64."""
+        moved = centred(x.double())
+        gram = gram_matrix(moved)
+        return cls(in_few_columns(moved, gram=gram), gram)
+
+    def among(self, rows: Tensor) -> FewColumns:
+        """Of some of the rows, about their own mean."""
+        return self if rows.all() else FewColumns.of(self.columns[rows])
+
+
+def in_few_columns(x: Tensor, spanning: int | None = None, gram: Tensor | None = None) -> Tensor:
     """The same rows up to a rotation, in at most as many columns as there are rows.
 
     Whatever reads only inner products of rows finds the same in them: of a wide layer it needs the
     Gram matrix. That is factorised as it is but for its own rounding, which could make it negative.
     Where only inner products with the first rows are read, their number, `spanning`, is enough
-    columns for all.
+    columns for all. `gram`: of those rows, if it is known.
 
     >>> rows = torch.tensor([[1.0, 2.0, 2.0], [0.0, 3.0, 4.0]], dtype=torch.float64)
     >>> few, fewer = in_few_columns(rows), in_few_columns(rows, 1)
@@ -59,7 +88,7 @@ def in_few_columns(x: Tensor, spanning: int | None = None) -> Tensor:
     first = x[:spanning]
     if x.shape[1] <= len(first):
         return x
-    gram = gram_matrix(first)
+    gram = gram_matrix(first) if gram is None else gram
     rounding = 8 * torch.finfo(x.dtype).eps * gram.diagonal().sum()
     lower, failed = torch.linalg.cholesky_ex(gram + rounding * torch.eye(len(gram), dtype=x.dtype))
     products = x[len(first) :] @ first.T

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.analysis.geometry import centred, in_few_columns
+from fedloom.analysis.geometry import FewColumns
 from fedloom.core.data import ClientData, HeldRows
 from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
@@ -106,9 +106,8 @@ class ModelView:
             and row.numel() == kept.shape[1]
         )
 
-    def few_columns(self, sample: Sample, layer: str) -> Tensor:
-        """A layer's features about their mean, float64 in at most n columns: for what reads only
-        distances and inner products of rows."""
+    def few_columns(self, sample: Sample, layer: str) -> FewColumns:
+        """A layer's features, for what reads only distances and inner products of rows."""
         return self._last.few_columns(sample.name, layer, self.features(sample)[layer])
 
     @torch.no_grad()
@@ -186,7 +185,7 @@ class LastModel:
         self._net: Net | None = None
         self._weights: Tree = {}
         self._features: dict[int, Features] = {}
-        self._narrow: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        self._narrow: dict[tuple[str, str], tuple[Tensor, FewColumns]] = {}
 
     def features_of(self, net: Net, weights: Tree) -> dict[int, Features]:
         """Of this model, by the ids of samples that are the same for every client; to be added to.
@@ -195,11 +194,11 @@ class LastModel:
             self._net, self._weights, self._features = net, weights, {}
         return self._features
 
-    def few_columns(self, sample: str, layer: str, z: Tensor) -> Tensor:
+    def few_columns(self, sample: str, layer: str, z: Tensor) -> FewColumns:
         """Features in few columns, computed if they are not the last ones of this layer."""
         key = sample, layer
         if key not in self._narrow or not torch.equal(self._narrow[key][0], z):
-            self._narrow[key] = z, in_few_columns(centred(z.double()))
+            self._narrow[key] = z, FewColumns.of(z)
         return self._narrow[key][1]
 
 
