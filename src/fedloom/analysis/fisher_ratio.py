@@ -17,7 +17,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from fedloom.analysis.arrays import Array, as_labels, as_matrix, same_width
+from fedloom.analysis.arrays import Array, as_labels, as_matrix, distinct, same_width
 from fedloom.analysis.geometry import ROUNDING, centred, gram_matrix
 from fedloom.errors import BadInput
 
@@ -165,7 +165,7 @@ def moments_of_classes(x: Array, y: Array, classes: int) -> dict[int, Moments]:
     """
     rows = as_matrix(x)
     labels = as_labels(y, len(rows), classes)
-    return {int(c): Moments.of(rows[labels == c]) for c in labels.unique()}
+    return {c: Moments.of(rows[labels == c]) for c in distinct(labels)[0].tolist()}
 
 
 def fisher_of_classes(

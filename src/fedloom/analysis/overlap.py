@@ -256,11 +256,13 @@ def _shares_of_rows(x: Tensor, target: Tensor) -> Tensor:
 
 def _factor(gram: Tensor) -> Tensor:
     """Cholesky's, of G + 1."""
-    return torch.linalg.cholesky(gram + torch.eye(len(gram), dtype=gram.dtype))
+    lower: Tensor = torch.linalg.cholesky(gram + torch.eye(len(gram), dtype=gram.dtype))
+    return lower
 
 
 def _solved(lower: Tensor, target: Tensor) -> Tensor:
-    return torch.cholesky_solve(target[:, None], lower)[:, 0]
+    solution: Tensor = torch.cholesky_solve(target[:, None], lower)
+    return solution[:, 0]
 
 
 def _centroid_distance(z: Tensor, labels: Tensor, classes: int) -> float:

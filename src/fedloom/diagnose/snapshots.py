@@ -90,7 +90,7 @@ class ModelView:
         layers = {layer: torch.cat(z) for layer, z in parts.items()}
         entries = {layer: row.numel() for layer, row in rows.items()}
         stages = {
-            layer: layers[layer].unflatten(1, row.shape)
+            layer: layers[layer].view(-1, *row.shape)
             for layer, row in rows.items()
             if self._is_whole_stage(layer, row, layers[layer])
         }
@@ -129,7 +129,7 @@ class ModelView:
         for: a prediction does not run those stages again."""
         features = self._features_by_id(sample).get(id(sample))
         known = features.stages if features else {}
-        for rows in torch.arange(len(sample)).split(rows_per_prediction(self.net)):
+        for rows in torch.split(torch.arange(len(sample)), rows_per_prediction(self.net)):
             yield {stage: place(z[rows], self._device) for stage, z in known.items()}
 
     @property
