@@ -9,7 +9,7 @@ import torch
 from normals import normal
 
 from fedloom.analysis.drift import drift_of, feature_drift, row_drift
-from fedloom.analysis.geometry import centred, in_few_columns
+from fedloom.analysis.geometry import FewColumns
 from fedloom.errors import BadInput
 
 
@@ -83,8 +83,8 @@ def test_drift_of_some_rows_from_few_columns_of_all():
     moved = start + 0.3 * normal(40, 90, seed=1)
     moved[7] = moved[8]
     some = torch.arange(40) % 3 > 0
-    turned = [in_few_columns(centred(z)) for z in (moved, start)]
-    drift = drift_of(*(z[some] for z in turned), row_drift(moved, start)[some])
+    turned = [FewColumns.of(z) for z in (moved, start)]
+    drift = drift_of(*(z.among(some) for z in turned), row_drift(moved, start)[some])
     direct = feature_drift(moved[some], start[some])
     assert drift.n == direct.n == int(some.sum())
     for name in ("cosine", "relative", "cka", "procrustes", "null_cka"):

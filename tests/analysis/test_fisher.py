@@ -16,6 +16,7 @@ from fedloom.analysis.fisher_ratio import (
     fisher,
     fisher_to_global,
     fisher_within_classes,
+    moments_of_classes,
 )
 from fedloom.errors import BadInput
 
@@ -44,6 +45,19 @@ def test_within_classes_is_the_mean_of_the_ratios_of_each_class():
     assert torch.allclose(within.ratios, torch.stack(by_class).mean(0), rtol=1e-12)
     assert within.ratios[3] == 0
     assert within.classes.tolist() == [True, False, True, False]
+
+
+def test_moments_of_all_rows_are_those_of_their_classes_together():
+    """Five rows of class 0, one of class 1, none of 2, three of 3; the last dimension is dead."""
+    x, y = normal(9, 4), torch.tensor([3, 0, 0, 1, 3, 0, 0, 3, 0])
+    x[:, 3] = 0.1
+    by_class = moments_of_classes(x, y, 4)
+    assert {c: own.n for c, own in by_class.items()} == {0: 5, 1: 1, 3: 3}
+    together, whole = reduce(add, by_class.values()), Moments.of(x)
+    assert together.n == 9
+    assert torch.allclose(together.mean, whole.mean, rtol=1e-12)
+    assert torch.allclose(together.variance, whole.variance, rtol=1e-12)
+    assert fisher(together, whole).dead == 1
 
 
 def test_one_shifted_dimension_of_ten():

@@ -7,6 +7,7 @@ import torch
 from normals import normal
 
 from fedloom.analysis.geometry import (
+    PANEL,
     centred,
     gram_matrix,
     in_few_columns,
@@ -15,9 +16,9 @@ from fedloom.analysis.geometry import (
 )
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 9, 16])
+@pytest.mark.parametrize("rows", [1, PANEL - 1, PANEL, PANEL + 1, 2 * PANEL, 3 * PANEL - 5])
 def test_a_gram_matrix_by_panels_is_that_of_one_product(rows):
-    """Also where the last panel is short, or there are fewer rows than panels."""
+    """Also where the last panel is short, or there are fewer rows than one has."""
     x = normal(rows, 7)
     assert torch.allclose(gram_matrix(x), x @ x.T, rtol=0, atol=1e-13)
 

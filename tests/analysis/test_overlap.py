@@ -9,7 +9,12 @@ import torch
 from normals import normal
 from sklearn.metrics import roc_auc_score
 
-from fedloom.analysis.overlap import centroid_ratio, feature_collapse, set_overlap
+from fedloom.analysis.overlap import (
+    _shares_of_rows,
+    centroid_ratio,
+    feature_collapse,
+    set_overlap,
+)
 from fedloom.core.rng import generator
 from fedloom.errors import BadInput
 
@@ -115,6 +120,17 @@ def test_separated_sets_in_more_dimensions_than_rows():
     overlap = set_overlap(normal(30, 100), normal(30, 100, seed=1) + 3)
     assert overlap.auc == 1
     assert overlap.a_distance == 2
+
+
+@pytest.mark.parametrize("digits", [0, 1, 6])
+def test_a_factor_in_single_precision_loses_no_digits_of_the_discriminator(digits):
+    """(xx' + 1)^-1 t in double precision, for rows of mean square norm one, as standardised ones
+    have, whose directions are equally large or many digits apart."""
+    sizes = torch.logspace(0, -digits, 200, dtype=torch.float64)
+    x, t = normal(60, 200) * sizes, normal(60, seed=1)
+    x /= x.square().sum(1).mean().sqrt()
+    exact = torch.linalg.solve(x @ x.T + torch.eye(60, dtype=torch.float64), t)
+    assert torch.allclose(_shares_of_rows(x, t), exact, rtol=0, atol=1e-11)
 
 
 def test_scaling_features_and_swapping_sets():

@@ -42,12 +42,63 @@ def test_few_columns_are_shared_by_clients_that_received_the_same(fedavg: Result
         second.balanced, "body.1"
     )
     trained = [one.after.few_columns(one.balanced, "body.1") for one in (first, second)]
-    assert not torch.allclose(*trained)
+    assert not torch.allclose(*(few.gram for few in trained))
     for client, few in zip((first, second), trained, strict=True):
         z = client.after.features(client.balanced)["body.1"].double()
         about = z - z.mean(0)
-        assert few.shape == (len(z), min(z.shape))
-        assert torch.allclose(few @ few.T, about @ about.T)
+        assert few.columns.shape == (len(z), min(z.shape))
+        for gram in (few.gram, few.columns @ few.columns.T):
+            assert torch.allclose(gram, about @ about.T)
+
+
+def runs_of_stages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The stages that networks run from now on."""
+    ran: list[str] = []
+    run_stage = Net._run
+
+    def noted(self: Net, w: Any, name: str, *rest: Any) -> torch.Tensor:
+        ran.append(name)
+        return run_stage(self, w, name, *rest)
+
+    monkeypatch.setattr(Net, "_run", noted)
+    return ran
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedrod", "dualfed", "knnper"])
+def test_predictions_of_known_features_run_no_stage_again(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And are the same, to the bit, as without the features; in passes of 300 and 150 rows."""
+    monkeypatch.setattr("fedloom.diagnose.snapshots.rows_per_prediction", lambda net: 300)
+    snapshots = Snapshots.of(fl.run(method, **SMALL), clients=1)
+    first, second = (snapshots.client(0).final or snapshots.client(0).after for _ in range(2))
+    predicted = first.probabilities(snapshots.samples.pool)
+    kept = {layer: z.clone() for layer, z in second.features(snapshots.samples.pool).items()}
+    ran = runs_of_stages(monkeypatch)
+    assert torch.equal(second.probabilities(snapshots.samples.pool), predicted)
+    assert not ran
+    features = second.features(snapshots.samples.pool)
+    assert all(torch.equal(features[layer], z) for layer, z in kept.items())
+
+
+def test_what_features_leave_out_is_run_for_a_prediction(
+    fedavg: Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer of which only some entries are kept; and all stages where one draws, because features
+    are without chance and the prediction is not."""
+    ran = runs_of_stages(monkeypatch)
+    monkeypatch.setattr(layers, "WIDEST", 5)  # of 8
+    first, second = (Snapshots.of(fedavg, clients=1).client(0) for _ in range(2))
+    first.after.features(first.pool)
+    ran.clear()
+    predicted = first.after.probabilities(first.pool)
+    assert ran == ["body", "head"]
+    assert torch.equal(predicted, second.after.probabilities(second.pool))
+    stochastic = fl.run("fedcr(dim=6, samples=3, adapt_epochs=1)", **SMALL)
+    views = [Snapshots.of(stochastic, clients=1).client(0) for _ in range(2)]
+    views[1].before.features(views[1].pool)
+    both = [view.before.probabilities(view.pool) for view in views]
+    assert torch.equal(*both)
 
 
 # ------------------------------------------------------------------ layers

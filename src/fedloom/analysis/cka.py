@@ -68,27 +68,39 @@ def cka_between_clients(features: Sequence[Array], debiased: bool = False) -> Cl
     >>> [round(float(value), 5) for value in pairs.matrix[0]]  # 10 / sqrt(164), 1 / sqrt(2)
     [1.0, 0.78087, 0.70711]
     """
-    return _alignments(features, debiased)[0]
-
-
-def plain_and_debiased_cka(features: Sequence[Array]) -> tuple[ClientAlignment, ClientAlignment]:
-    """Both, from the same inner products.
-
-    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
-    >>> plain, debiased = plain_and_debiased_cka([x, x[:, :1]])
-    >>> round(plain.mean, 3), debiased.mean == cka_between_clients([x, x[:, :1]], True).mean
-    (0.707, True)
-    """
-    plain, debiased = _alignments(features, False, True)
-    return plain, debiased
-
-
-def _alignments(features: Sequence[Array], *debiased: bool) -> list[ClientAlignment]:
     if len(features) < 2:
         raise BadInput("CKA compares clients with each other; give the features of two or more")
     matrices = [centred(x) for x in paired(*features)]
-    inner, sizes = _inner_products(matrices), torch.stack([x.square().sum(1) for x in matrices])
-    return [_alignment(inner, sizes, way) for way in debiased]
+    sizes = torch.stack([x.square().sum(1) for x in matrices])
+    return _alignment(_inner_products(matrices), sizes, debiased)
+
+
+def cka_of_grams(grams: Sequence[Tensor], debiased: bool = False) -> ClientAlignment:
+    """From the inner products of rows about their mean, as `geometry.FewColumns` holds them.
+
+    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])  # of mean zero
+    >>> round(cka_of_grams([x @ x.T, x[:, :1] @ x[:, :1].T]).mean, 5)
+    0.70711
+    """
+    return _alignment(*_of_grams(grams), debiased)
+
+
+def plain_and_debiased_cka(grams: Sequence[Tensor]) -> tuple[ClientAlignment, ClientAlignment]:
+    """Both, from the same inner products of Gram matrices.
+
+    >>> x = torch.tensor([[1.0, 0], [-1, 0], [0, 1], [0, -1]])
+    >>> plain, debiased = plain_and_debiased_cka([x @ x.T, x[:, :1] @ x[:, :1].T])
+    >>> round(plain.mean, 3), debiased.mean == cka_between_clients([x, x[:, :1]], True).mean
+    (0.707, True)
+    """
+    inner, sizes = _of_grams(grams)
+    return _alignment(inner, sizes, False), _alignment(inner, sizes, True)
+
+
+def _of_grams(grams: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Inner products of Gram matrices [K, K], and the squared norms of all rows [K, n]."""
+    flat = torch.stack([gram.flatten() for gram in grams])
+    return flat @ flat.T, torch.stack([gram.diagonal() for gram in grams])
 
 
 def _alignment(products: Tensor, sizes: Tensor, debiased: bool) -> ClientAlignment:
@@ -114,8 +126,7 @@ def _inner_products(matrices: list[Tensor]) -> Tensor:
     """<XX', YY'> of all pairs [K, K], or |X'Y|^2, which is the same, where that is cheaper."""
     count, n, d = len(matrices), len(matrices[0]), max(x.shape[1] for x in matrices)
     if n * (d + count) < (count + 1) / 2 * d**2:
-        grams = torch.stack([gram_matrix(x).flatten() for x in matrices])
-        return grams @ grams.T
+        return _of_grams([gram_matrix(x) for x in matrices])[0]
     inner = matrices[0].new_zeros(len(matrices), len(matrices))
     for i, x in enumerate(matrices):
         for j, y in enumerate(matrices[: i + 1]):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, paired, same_width
-from fedloom.analysis.cka import linear_cka
-from fedloom.analysis.geometry import centred, directions, in_few_columns
+from fedloom.analysis.cka import cka_of_grams
+from fedloom.analysis.geometry import FewColumns
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def feature_drift(local: Array, reference: Array, common_coordinates: bool = Tru
     """
     moved, start = paired(local, reference)
     rows = row_drift(moved, start) if common_coordinates else None
-    return drift_of(moved, start, rows)
+    return drift_of(FewColumns.of(moved), FewColumns.of(start), rows)
 
 
 def row_drift(local: Array, reference: Array) -> RowDrift:
@@ -70,30 +70,29 @@ def row_drift(local: Array, reference: Array) -> RowDrift:
     """
     moved, start = paired(local, reference)
     same_width(moved, start)
-    (first, some), (second, others) = directions(moved), directions(start)
-    # |u - v|^2 / 2 = 1 - cos, and exactly zero for equal rows
-    apart = (first - second).square().sum(1) / 2
-    squared = (moved - start).square().sum(1)
-    return RowDrift(torch.where(some & others, apart, torch.nan), squared)
+    first, second = (torch.linalg.vector_norm(x, dim=1) for x in (moved, start))
+    squared = (moved - start).square_().sum(1)
+    # |x - y|^2 = (|x| - |y|)^2 + 2 |x| |y| (1 - cos), and exactly zero for equal rows
+    apart = (squared - (first - second).square()).clamp_min(0) / (2 * first * second)
+    directed = (first > 0) & (second > 0)
+    return RowDrift(torch.where(directed, apart, torch.nan), squared)
 
 
-def drift_of(moved: Tensor, start: Tensor, rows: RowDrift | None) -> Drift:
-    """From what the rows moved by, and from features in any coordinates that keep inner products
-    about the mean, as `geometry.in_few_columns` does."""
-    first, second = (in_few_columns(centred(x)) for x in (moved, start))
-    alignment = linear_cka(first, second)
+def drift_of(moved: FewColumns, start: FewColumns, rows: RowDrift | None) -> Drift:
+    """From what the rows moved by, and from features of which only inner products are read."""
+    alignment = cka_of_grams([moved.gram, start.gram])
     cosine, relative, zero_rows = float("nan"), float("nan"), 0
     if rows is not None:
         directed = ~rows.cosine.isnan()
         cosine, zero_rows = float(rows.cosine[directed].mean()), int((~directed).sum())
-        if (spread := float(second.square().sum())) > 0:
+        if (spread := float(start.gram.trace())) > 0:
             relative = float(rows.squared.sum()) / spread
     return Drift(
         cosine=cosine,
         relative=relative,
-        cka=1 - alignment.value,
-        procrustes=_procrustes(first, second),
-        n=len(moved),
+        cka=1 - alignment.mean,
+        procrustes=_procrustes(moved.columns, start.columns),
+        n=len(moved.gram),
         zero_rows=zero_rows,
         null_cka=1 - alignment.null,
     )

@@ -7,18 +7,19 @@ sets must come from the same extractor.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import nan
 from operator import add
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from fedloom.analysis.arrays import Array, as_labels, as_matrix, same_width
-from fedloom.analysis.geometry import ROUNDING, centred
+from fedloom.analysis.arrays import Array, as_labels, as_matrix, distinct, same_width
+from fedloom.analysis.geometry import ROUNDING, centred, gram_matrix
 from fedloom.errors import BadInput
-from fedloom.ops.prototypes import class_means
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,8 @@ class Moments:
     def of(cls, x: Array) -> Moments:
         """Of the rows of one matrix."""
         rows = as_matrix(x)
-        return cls(len(rows), rows.mean(0), centred(rows).square().sum(0))
+        mean = rows.mean(0)
+        return cls(len(rows), mean, (rows - mean).square_().sum(0))
 
     @property
     def variance(self) -> Tensor:
@@ -113,7 +115,7 @@ def fisher(a: Array | Moments, b: Array | Moments) -> Fisher:
     (tensor([4.5000, 0.0000], dtype=torch.float64), 1)
     """
     first, second = (x if isinstance(x, Moments) else Moments.of(x) for x in (a, b))
-    return _fisher(first, second, (1 / first.n + 1 / second.n) / 2)
+    return _fisher(first, second, _noise(first, second))
 
 
 def fisher_to_global(
@@ -148,20 +150,38 @@ def fisher_within_classes(a: Array, y_a: Array, b: Array, y_b: Array, classes: i
     >>> within.largest, within.classes.tolist()
     (4.5, [True, False, False])
     """
-    first, second = as_matrix(a), as_matrix(b)
-    same_width(first, second)
-    labels = as_labels(y_a, len(first), classes), as_labels(y_b, len(second), classes)
-    counts = torch.stack([y.bincount(minlength=classes) for y in labels])
-    shared = (counts >= 2).all(0)
-    if not shared.any():
-        return ClassFisher(
-            first.new_full((first.shape[1],), torch.nan), *(float("nan"),) * 2, shared, float("nan")
-        )
-    of_classes = [
-        _class_moments(x, y, classes, shared) for x, y in zip((first, second), labels, strict=True)
-    ]
-    ratios = _ratios(*of_classes[0], *of_classes[1])[0].mean(0)
-    noise = float((1 / counts[:, shared].double()).sum(0).mean() / 2)
+    return fisher_of_classes(
+        moments_of_classes(a, y_a, classes), moments_of_classes(b, y_b, classes), classes
+    )
+
+
+def moments_of_classes(x: Array, y: Array, classes: int) -> dict[int, Moments]:
+    """Of the rows of each class that occurs. Their sum is that of all rows, and takes no further
+    look at them.
+
+    >>> by_class = moments_of_classes(torch.tensor([0.0, 9.0, 2.0]), torch.tensor([0, 2, 0]), 3)
+    >>> {c: (own.n, float(own.mean), float(own.variance)) for c, own in by_class.items()}
+    {0: (2, 1.0, 1.0), 2: (1, 9.0, 0.0)}
+    """
+    rows = as_matrix(x)
+    labels = as_labels(y, len(rows), classes)
+    return {c: Moments.of(rows[labels == c]) for c in distinct(labels)[0].tolist()}
+
+
+def fisher_of_classes(
+    first: Mapping[int, Moments], second: Mapping[int, Moments], classes: int
+) -> ClassFisher:
+    """`fisher_within_classes` from `moments_of_classes`."""
+    a, b = (next(iter(moments.values())).mean for moments in (first, second))
+    same_width(a[None], b[None])
+    both = sorted(first.keys() & second.keys())
+    pairs = {c: (first[c], second[c]) for c in both if min(first[c].n, second[c].n) >= 2}
+    shared = torch.zeros(classes, dtype=torch.bool)
+    shared[list(pairs)] = True
+    if not pairs:
+        return ClassFisher(torch.full_like(a, nan), nan, nan, shared, nan)
+    ratios = torch.stack([_ratios(*pair)[0] for pair in pairs.values()]).mean(0)
+    noise = fmean(_noise(*pair) for pair in pairs.values())
     return ClassFisher(ratios, float(ratios.max()), float(ratios.mean()), shared, noise)
 
 
@@ -182,8 +202,8 @@ def discriminant(a: Array, b: Array, shrinkage: float = 0.1) -> Discriminant:
     moved = centred(first), centred(second)
     live = (moved[0].square().sum(0) + moved[1].square().sum(0)) > 0
     if min(n) < 2 or not live.any():
-        return Discriminant(float("nan"), shrinkage, n, float("nan"))
-    spreads = [x[:, live].T @ x[:, live] / len(x) for x in moved]
+        return Discriminant(nan, shrinkage, n, nan)
+    spreads = [gram_matrix(x[:, live].T) / len(x) for x in moved]
     total = spreads[0] + spreads[1]
     scale = total.diagonal().mean() * torch.eye(len(total), dtype=total.dtype)
     shrunk = (1 - shrinkage) * total + shrinkage * scale
@@ -197,7 +217,7 @@ def discriminant(a: Array, b: Array, shrinkage: float = 0.1) -> Discriminant:
 
 def _fisher(first: Moments, second: Moments, noise: float) -> Fisher:
     same_width(first.mean[None], second.mean[None])
-    ratios, dead = _ratios(first.mean, first.variance, second.mean, second.variance)
+    ratios, dead = _ratios(first, second)
     live = len(ratios) - int(dead.sum())
     return Fisher(
         ratios=ratios,
@@ -213,13 +233,6 @@ def _fisher(first: Moments, second: Moments, noise: float) -> Fisher:
     )
 
 
-def _class_moments(x: Tensor, y: Tensor, classes: int, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and population variances [C, d] of the wanted classes."""
-    means, _ = class_means(x, y, classes)
-    variances, _ = class_means((x - means[y]).square_(), y, classes)
-    return means[wanted], variances[wanted]
-
-
 def _inverse(s: Tensor, regular: bool) -> Tensor:
     """Of a covariance; the pseudo-inverse of one that may be singular."""
     lower, failed = torch.linalg.cholesky_ex(s)
@@ -229,12 +242,15 @@ def _inverse(s: Tensor, regular: bool) -> Tensor:
     return inverse
 
 
-def _ratios(
-    mean_a: Tensor, variance_a: Tensor, mean_b: Tensor, variance_b: Tensor
-) -> tuple[Tensor, Tensor]:
-    """f [..., d], and the dimensions in which neither set varies."""
-    difference, spread = mean_a - mean_b, variance_a + variance_b
-    smallest = ROUNDING * torch.maximum(mean_a.abs(), mean_b.abs())
+def _noise(first: Moments, second: Moments) -> float:
+    """Mean ratio of two separate samples of one law."""
+    return (1 / first.n + 1 / second.n) / 2
+
+
+def _ratios(first: Moments, second: Moments) -> tuple[Tensor, Tensor]:
+    """f [d], and the dimensions in which neither set varies."""
+    difference, spread = first.mean - second.mean, first.variance + second.variance
+    smallest = ROUNDING * torch.maximum(first.mean.abs(), second.mean.abs())
     dead, equal = spread <= smallest.square(), difference.abs() <= smallest
     constant = torch.where(equal, 0.0, torch.inf).to(spread.dtype)
     return torch.where(dead, constant, difference.square() / torch.where(dead, 1.0, spread)), dead

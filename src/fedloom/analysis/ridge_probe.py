@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_matrix, same_width
-from fedloom.analysis.geometry import in_few_columns
+from fedloom.analysis.geometry import gram_matrix, in_few_columns
 from fedloom.analysis.probe import Fitted, Whitening, positive, whitened
 from fedloom.errors import BadInput
 
@@ -49,29 +49,33 @@ class RidgeProbe:
         positive(lam=self.lam, iterations=self.iterations, seeds=self.seeds)
 
     def prepare(self, x: Tensor, pool: int, trained: int) -> Tensor:
-        """Whitened rows of mean square norm one, in no more columns than rows are trained on: the
-        optimum is a sum of those."""
-        return in_few_columns(whitened(x, pool, self.whiten), trained) / sqrt(x.shape[1])
+        """Whitened rows of mean square norm one. The optimum is a sum of rows that are trained on:
+        where these are most of all, in as many columns. Of many others, each of which is read by
+        one fit only, the columns would cost more than they save."""
+        rows = whitened(x, pool, self.whiten).div_(sqrt(x.shape[1]))
+        return in_few_columns(rows, trained) if 3 * trained > 2 * len(rows) else rows
 
     def fit(self, x: Tensor, y: Tensor, classes: int, key: Hashable = None) -> Fitted:
         """The optimum for these rows; `key` changes nothing."""
         wide = len(x) <= max(x.shape[1], SMALL) and not self.free_bias
-        return (self._in_span if wide else self._in_axes)(x, y, F.one_hot(y, classes).to(x))
+        # Classes come first everywhere: products and softmax are many times slower in few columns.
+        targets = F.one_hot(y, classes).to(x).T.contiguous()
+        return (self._in_span if wide else self._in_axes)(x, y, targets)
 
     def _in_span(self, x: Tensor, y: Tensor, targets: Tensor) -> Fitted:
         """By the rows themselves, of which the optimum is a sum: for few rows, or wide ones."""
-        shares = self._shares_of_rows(1 + x @ x.T, targets.T.contiguous()).T
-        slopes, bias = x.T @ shares, shares.sum(0)
-        return lambda rows: F.log_softmax(rows @ slopes + bias, 1)
+        shares = self._shares_of_rows(1 + gram_matrix(x), targets)
+        slopes, bias = shares @ x, shares.sum(1, keepdim=True)
+        return lambda rows: F.log_softmax(slopes @ rows.T + bias, 0).T
 
     def _in_axes(self, x: Tensor, y: Tensor, targets: Tensor) -> Fitted:
         """By the principal axes of the rows: for more rows than columns, or a free bias."""
-        n, classes = targets.shape
+        classes, n = targets.shape
         centre = x.mean(0) if self.free_bias else torch.zeros_like(x[0])
         # Centred features and a free bias do not interact, so that it can be an axis of its own.
         axes, curvature = principal_axes(x - centre if self.free_bias else _with_ones(x))
         penalty = torch.full_like(curvature, self.lam / n)
-        absent = torch.zeros(classes, dtype=x.dtype)
+        absent = torch.zeros(classes, 1, dtype=x.dtype)
         if self.free_bias:
             curvature = torch.cat([curvature, curvature.new_ones(1)])
             penalty = torch.cat([penalty, penalty.new_zeros(1)])
@@ -81,12 +85,12 @@ class RidgeProbe:
             return _with_ones((rows - centre) @ axes) if self.free_bias else _with_ones(rows) @ axes
 
         weights = self._optimum(turned(x), targets, curvature, penalty, absent)
-        return lambda rows: F.log_softmax(absent + turned(rows) @ weights, 1)
+        return lambda rows: F.log_softmax(weights @ turned(rows).T + absent, 0).T
 
     def _optimum(
         self, x: Tensor, targets: Tensor, curvature: Tensor, penalty: Tensor, absent: Tensor
     ) -> Tensor:
-        """Weights [axes, C] from rows in principal axes.
+        """Weights [C, axes] from rows in principal axes.
 
         There x'x/n is diagonal, and the Hessian lies below curvature / 2 + penalty (Böhning 1992):
         every axis has its own longest safe step. Momentum starts over when it points uphill. As
@@ -94,11 +98,11 @@ class RidgeProbe:
         way still to go.
         """
         n, momentum = len(x), 1.0
-        step = (1 / (curvature / 2 + penalty))[:, None]
-        at = ahead = x.new_zeros(x.shape[1], targets.shape[1])
+        step = 1 / (curvature / 2 + penalty)
+        at = ahead = x.new_zeros(len(targets), x.shape[1])
         for _ in range(self.iterations):
-            error = (x @ ahead).add_(absent).softmax(1).sub_(targets)
-            gradient = torch.addmm(penalty[:, None] * ahead, x.T, error, alpha=1 / n)
+            error = (ahead @ x.T).add_(absent).softmax(0).sub_(targets)
+            gradient = torch.addmm(penalty * ahead, error, x, alpha=1 / n)
             if float(gradient.norm()) * n <= self.tolerance * self.lam:
                 return ahead
             moved = ahead - step * gradient
@@ -113,34 +117,36 @@ class RidgeProbe:
     def _shares_of_rows(self, gram: Tensor, targets: Tensor) -> Tensor:
         """A [C, n] of the optimum x'A', from K = xx': for wide rows.
 
-        The iteration of `_optimum` in other coordinates. With r = (error + lam A) / n the
-        gradient is x'r and the longest safe step x'Pr, P = (K/2n + lam/n)^-1. As K P r = 2n r - 2
-        lam P r, one product with P gives the step's logits too. P is at most n/lam: |gradient|^2 =
-        r'K r is at least lam/n r'K P r, and is computed only where that allows to stop.
+        The iteration of `_optimum` in other coordinates. With r = error + lam A the gradient is
+        x'r / n and the longest safe step x'Pr, P = (K/2 + lam)^-1. As K P r = 2 r - 2 lam P r, one
+        product with P gives the step's logits too. P is at most 1/lam: n^2 |gradient|^2 = r'K r is
+        at least lam r'K P r, and is computed only where that allows to stop. Shares and their
+        logits lie in one tensor each, because with few rows the calls are what takes time.
         """
-        n, lam, momentum = len(gram), self.lam, 1.0
-        enough = (self.tolerance * lam / n) ** 2
-        bound = gram / (2 * n)
-        bound.diagonal().add_(lam / n)
+        lam, momentum = self.lam, 1.0
+        enough = (self.tolerance * lam) ** 2
+        bound = gram / 2
+        bound.diagonal().add_(lam)
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(bound))
-        at = at_logits = ahead = logits = torch.zeros_like(targets)
+        at = ahead = targets.new_zeros(2, *targets.shape)
+        step = torch.empty_like(at)
+        step_shares, step_logits = step
         for _ in range(self.iterations):
-            slope = logits.softmax(0).sub_(targets).add_(ahead, alpha=lam).div_(n)
-            step = slope @ inverse
-            step_logits = torch.add(step.mul(-2 * lam), slope, alpha=2 * n)
-            near = lam / n * _inner(slope, step_logits) <= enough
+            shares, logits = ahead.unbind()
+            slope = logits.softmax(0).sub_(targets).add_(shares, alpha=lam)
+            torch.mm(slope, inverse, out=step_shares)
+            torch.add(slope, step_shares, alpha=-lam, out=step_logits).mul_(2)
+            near = lam * _inner(slope, step_logits) <= enough
             if near and _inner(slope, slope @ gram) <= enough:
-                return ahead
-            moved, moved_logits = ahead - step, logits - step_logits
-            stride, stride_logits = moved - at, moved_logits - at_logits
-            if _inner(stride_logits, slope) > 0:
+                return shares
+            moved = ahead - step
+            stride = moved - at
+            if _inner(stride[1], slope) > 0:
                 momentum = 1.0
             following = (1 + sqrt(1 + 4 * momentum**2)) / 2
-            further = (momentum - 1) / following
-            ahead = torch.add(moved, stride, alpha=further)
-            logits = torch.add(moved_logits, stride_logits, alpha=further)
-            at, at_logits, momentum = moved, moved_logits, following
-        return at
+            ahead = torch.add(moved, stride, alpha=(momentum - 1) / following)
+            at, momentum = moved, following
+        return at[0]
 
 
 def _inner(a: Tensor, b: Tensor) -> float:

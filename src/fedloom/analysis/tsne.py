@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedloom.analysis.arrays import Array, as_labels, as_matrix, distinct, same_width
 from fedloom.analysis.geometry import principal_components
+from fedloom.collector import paused
 from fedloom.core.rng import generator
 from fedloom.errors import BadInput
 
@@ -136,8 +137,9 @@ def _different(rows: Tensor) -> tuple[list[int], list[int]]:
 
 
 def _embed(scores: Tensor, settings: Settings) -> tuple[Tensor, float, int]:
-    from sklearn.manifold import TSNE
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
+    with paused():
+        from sklearn.manifold import TSNE
+        from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     if len(scores) < FEWEST_ROWS or not scores.any():
         return torch.full((len(scores), 2), torch.nan).double(), float("nan"), 0

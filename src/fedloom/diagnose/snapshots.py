@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.analysis.geometry import centred, in_few_columns
+from fedloom.analysis.geometry import FewColumns
 from fedloom.core.data import ClientData, HeldRows
 from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
@@ -72,34 +72,65 @@ class ModelView:
 
     def features(self, sample: Sample) -> dict[str, Tensor]:
         """Layer -> float32 [n, d] in evaluation mode, without augmentation, in running order."""
-        known = self._features_for_all if sample.is_for_all else self._features
+        known = self._features_by_id(sample)
         if id(sample) not in known:
             known[id(sample)] = self._computed(sample)
         return known[id(sample)].layers
 
+    def _features_by_id(self, sample: Sample) -> dict[int, Features]:
+        return self._features_for_all if sample.is_for_all else self._features
+
     def _computed(self, sample: Sample) -> Features:
         parts: dict[str, list[Tensor]] = {}
-        entries: dict[str, int] = {}
+        rows: dict[str, Tensor] = {}
         for x in self._parts(sample):
             for layer, z in outputs(self.net, self.state[METHOD], x).items():
-                entries[layer] = z[0].numel()
+                rows[layer] = z[0]
                 parts.setdefault(layer, []).append(columns(z, layer))
-        return Features(sample, {layer: torch.cat(z) for layer, z in parts.items()}, entries)
+        layers = {layer: torch.cat(z) for layer, z in parts.items()}
+        entries = {layer: row.numel() for layer, row in rows.items()}
+        stages = {
+            layer: layers[layer].view(-1, *row.shape)
+            for layer, row in rows.items()
+            if self._is_whole_stage(layer, row, layers[layer])
+        }
+        return Features(sample, layers, entries, stages)
 
-    def few_columns(self, sample: Sample, layer: str) -> Tensor:
-        """A layer's features about their mean, float64 in at most n columns: for what reads only
-        distances and inner products of rows."""
+    def _is_whole_stage(self, layer: str, row: Tensor, kept: Tensor) -> bool:
+        """Does a layer keep all that a stage makes of a row? If a stage draws, features are without
+        that, and none does."""
+        return (
+            layer in self.net.reads
+            and not any(map(self.net.draws, self.net.reads))
+            and (row.shape, row.dtype) == (self.net.shape_of(layer), kept.dtype)
+            and row.numel() == kept.shape[1]
+        )
+
+    def few_columns(self, sample: Sample, layer: str) -> FewColumns:
+        """A layer's features, for what reads only distances and inner products of rows."""
         return self._last.few_columns(sample.name, layer, self.features(sample)[layer])
 
     @torch.no_grad()
     def probabilities(self, sample: Sample) -> Tensor:
         """[n, C] as the method predicts."""
         if id(sample) not in self._probabilities:
-            method = self.program.method
             with rng_scope(*self._key, sample.name):
-                parts = [method.predict(self.net, self.state, x).cpu() for x in self._parts(sample)]
-            self._probabilities[id(sample)] = sample, torch.cat(parts)
+                parts = map(self._predicted, self._parts(sample), self._known_outputs(sample))
+                self._probabilities[id(sample)] = sample, torch.cat(list(parts))
         return self._probabilities[id(sample)][1]
+
+    def _predicted(self, x: Tensor, known: dict[str, Tensor]) -> Tensor:
+        own = self.state[METHOD]
+        with self.net.knowing(x, known, lambda w: w is own):
+            return self.program.method.predict(self.net, self.state, x).cpu()
+
+    def _known_outputs(self, sample: Sample) -> Iterator[dict[str, Tensor]]:
+        """Of each part of a sample, the stages' outputs that its features hold, if these were asked
+        for: a prediction does not run those stages again."""
+        features = self._features_by_id(sample).get(id(sample))
+        known = features.stages if features else {}
+        for rows in torch.split(torch.arange(len(sample)), rows_per_prediction(self.net)):
+            yield {stage: place(z[rows], self._device) for stage, z in known.items()}
 
     @property
     def stochastic(self) -> bool:
@@ -142,6 +173,8 @@ class Features:
     layers: dict[str, Tensor]
     entries: dict[str, int]
     """How many numbers each layer makes of an input."""
+    stages: dict[str, Tensor]
+    """The layers that are all of a stage's output, in its shape."""
 
 
 class LastModel:
@@ -152,7 +185,7 @@ class LastModel:
         self._net: Net | None = None
         self._weights: Tree = {}
         self._features: dict[int, Features] = {}
-        self._narrow: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        self._narrow: dict[tuple[str, str], tuple[Tensor, FewColumns]] = {}
 
     def features_of(self, net: Net, weights: Tree) -> dict[int, Features]:
         """Of this model, by the ids of samples that are the same for every client; to be added to.
@@ -161,11 +194,11 @@ class LastModel:
             self._net, self._weights, self._features = net, weights, {}
         return self._features
 
-    def few_columns(self, sample: str, layer: str, z: Tensor) -> Tensor:
+    def few_columns(self, sample: str, layer: str, z: Tensor) -> FewColumns:
         """Features in few columns, computed if they are not the last ones of this layer."""
         key = sample, layer
         if key not in self._narrow or not torch.equal(self._narrow[key][0], z):
-            self._narrow[key] = z, in_few_columns(centred(z.double()))
+            self._narrow[key] = z, FewColumns.of(z)
         return self._narrow[key][1]
 
 

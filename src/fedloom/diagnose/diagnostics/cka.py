@@ -38,33 +38,32 @@ class CkaResult:
 
 
 class CkaMeasure(Measure[CkaResult]):
-    """Keeps the features of the balanced rows of every client."""
+    """Keeps the inner products of the balanced rows of every client."""
 
     def __init__(self, snapshots: Snapshots, options: Options) -> None:
         super().__init__(snapshots, options)
-        self._features: dict[tuple[str, Side], dict[int, Tensor]] = {}
+        self._grams: dict[tuple[str, Side], dict[int, Tensor]] = {}
 
     def see(self, client: ClientView) -> None:
         for side in SIDES:
             model = client.model(side)
             for layer in model.features(client.balanced):
-                narrow = model.few_columns(client.balanced, layer)
-                self._features.setdefault((layer, side), {})[client.cid] = narrow
+                gram = model.few_columns(client.balanced, layer).gram
+                self._grams.setdefault((layer, side), {})[client.cid] = gram
 
     def outcomes(self) -> Iterator[Outcome[CkaResult]]:
-        for (layer, side), features in self._features.items():
-            yield Outcome(side, layer, "bal", _result(features), {"debiased": False})
+        for (layer, side), grams in self._grams.items():
+            yield Outcome(side, layer, "bal", _result(grams), {"debiased": False})
 
 
-def _result(features: dict[int, Tensor]) -> CkaResult | Skipped:
-    if len(features) < 2:
+def _result(grams: dict[int, Tensor]) -> CkaResult | Skipped:
+    if len(grams) < 2:
         return Skipped("CKA compares clients with each other, and only one has this layer")
-    matrices = list(features.values())
-    plain, debiased = plain_and_debiased_cka(matrices)
-    first, second = torch.triu_indices(len(matrices), len(matrices), 1)
+    plain, debiased = plain_and_debiased_cka(list(grams.values()))
+    first, second = torch.triu_indices(len(grams), len(grams), 1)
     pairs = plain.matrix[first, second]
     return CkaResult(
-        clients=tuple(features),
+        clients=tuple(grams),
         matrix=tuple(map(tuple, plain.matrix.tolist())),
         mean=plain.mean,
         smallest=float(pairs.min()),

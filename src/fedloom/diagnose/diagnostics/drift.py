@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.analysis.drift import RowDrift, drift_of, row_drift
+from fedloom.analysis.geometry import FewColumns
 from fedloom.diagnose.charts import count_range, layer_table
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -104,11 +105,11 @@ class DriftMeasure(LayerMeasure[DriftResult, _ClientRow]):
 
 
 def _numbers(
-    moved: Tensor, start: Tensor, rows: RowDrift, among: Tensor
+    moved: FewColumns, start: FewColumns, rows: RowDrift, among: Tensor
 ) -> DriftNumbers[float, int]:
     if (n := int(among.sum())) < 2:
         return DriftNumbers(nan, nan, nan, nan, nan, n)
-    drift = drift_of(moved[among], start[among], rows[among])
+    drift = drift_of(moved.among(among), start.among(among), rows[among])
     return DriftNumbers(
         cosine=drift.cosine,
         relative=drift.relative,

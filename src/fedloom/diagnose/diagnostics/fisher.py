@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from math import nan
+from operator import add
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from fedloom.analysis.fisher_ratio import discriminant, fisher, fisher_within_classes
+from fedloom.analysis.fisher_ratio import (
+    discriminant,
+    fisher,
+    fisher_of_classes,
+    moments_of_classes,
+)
 from fedloom.diagnose.charts import count_range, layer_table
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
 from fedloom.diagnose.measure import LayerMeasure
@@ -106,8 +113,11 @@ def _numbers(
     own: Tensor, y_own: Tensor, others: Tensor, y_others: Tensor, classes: int
 ) -> FisherNumbers[float]:
     own, others = own.double(), others.double()
-    ratios = fisher(own, others)
-    by_class = fisher_within_classes(own, y_own, others, y_others, classes)
+    first, second = (
+        moments_of_classes(z, y, classes) for z, y in ((own, y_own), (others, y_others))
+    )
+    ratios = fisher(*(reduce(add, moments.values()) for moments in (first, second)))
+    by_class = fisher_of_classes(first, second, classes)
     joint = discriminant(own, others) if own.shape[1] <= WIDEST_DISCRIMINANT else None
     return FisherNumbers(
         largest=ratios.largest,

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedloom.analysis.code_length import CodeLength, in_bits
-from fedloom.analysis.mdl import PROBES, mdl_online, mdl_reprieve, mdl_table
+from fedloom.analysis.mdl import PROBES, mdl_online, mdl_reprieve
 from fedloom.analysis.tsne import pick_rows
 from fedloom.diagnose.charts import bars, count_range, newest
 from fedloom.diagnose.diagnostic import Diagnostic, Reading
@@ -115,7 +114,7 @@ class MdlMeasure(Measure[MdlResult]):
             raise UnknownName("probe", options.probe, PROBES)
         self._classes = snapshots.data.classes
         self._codes: dict[tuple[str, str], dict[int, dict[Side, CodeLength]]] = {}
-        self._known: dict[bytes, CodeLength] = {}
+        self._received: dict[tuple[str, str], _Coded] = {}
         self._pool: dict[str, dict[Side, list[Tensor]]] = {}
         self._labels: list[Tensor] = []
 
@@ -178,26 +177,30 @@ class MdlMeasure(Measure[MdlResult]):
         self._code(EVERYBODY, features, dict.fromkeys(features, torch.cat(self._labels)))
 
     def _code(self, cid: int, features: dict[Key, Tensor], labels: dict[Key, Tensor]) -> None:
-        """Code many matrices; equal ones, as of an extractor that all share, only once."""
-        digests = {key: _digest(z, labels[key]) for key, z in features.items()}
-        new = {digest: key for key, digest in digests.items() if digest not in self._known}
-        self._known |= mdl_table(
-            {digest: features[key] for digest, key in new.items()},
-            {digest: labels[key] for digest, key in new.items()},
-            self._classes,
-            measure=ESTIMATORS[self.options.estimator],
-            probe=self.options.probe,
-        )
-        for (data, layer, side), digest in digests.items():
-            of_clients = self._codes.setdefault((data, layer), {})
-            of_clients.setdefault(cid, {})[side] = self._known[digest]
+        """Code many matrices; one that equals what was received last, as of a model or an extractor
+        that all share or that nobody trains, takes its code."""
+        measure, probe = ESTIMATORS[self.options.estimator], self.options.probe
+        for key, z in features.items():
+            data, layer, side = key
+            coded = self._received.get((data, layer))
+            if coded is None or not coded.is_of(z, labels[key]):
+                code = measure(z, labels[key], self._classes, probe=probe)
+                coded = _Coded(z, labels[key], code)
+                if side == "before":
+                    self._received[data, layer] = coded
+            self._codes.setdefault((data, layer), {}).setdefault(cid, {})[side] = coded.code
 
 
-def _digest(z: Tensor, y: Tensor) -> bytes:
-    digest = sha256(repr(tuple(z.shape)).encode())
-    digest.update(z.numpy().data)
-    digest.update(y.numpy().data)
-    return digest.digest()
+@dataclass(frozen=True, eq=False)
+class _Coded:
+    """What was coded last of a layer's rows as received."""
+
+    features: Tensor
+    labels: Tensor
+    code: CodeLength
+
+    def is_of(self, z: Tensor, y: Tensor) -> bool:
+        return torch.equal(self.labels, y) and torch.equal(self.features, z)
 
 
 def _result(clients: dict[int, dict[Side, CodeLength]]) -> MdlResult:

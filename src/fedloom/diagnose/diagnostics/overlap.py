@@ -93,7 +93,9 @@ class OverlapMeasure(LayerMeasure[OverlapResult, _ClientRow]):
         unseen_labels = client.balanced.y[~seen]
         before, after = (client.model(side) for side in SIDES)
         for layer in before.features(client.balanced):
-            start, moved = (model.few_columns(client.balanced, layer) for model in (before, after))
+            start, moved = (
+                model.few_columns(client.balanced, layer).columns for model in (before, after)
+            )
             reference, local = (
                 overlap_of(near[first], near[second], linear_discrimination(z[first], z[second]))
                 for near, z in (
