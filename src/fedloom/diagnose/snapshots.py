@@ -17,7 +17,7 @@ from fedloom.core.digest import RECEIPT
 from fedloom.core.evaluate import global_state, kept_final, model_at, score_rows
 from fedloom.core.message import Plan
 from fedloom.core.net import METHOD, Net
-from fedloom.core.outputs import rows_per_prediction
+from fedloom.core.outputs import passes, rows_per_prediction
 from fedloom.core.program import Program
 from fedloom.core.rng import rng_scope
 from fedloom.core.round import Round, send
@@ -129,7 +129,7 @@ class ModelView:
         for: a prediction does not run those stages again."""
         features = self._features_by_id(sample).get(id(sample))
         known = features.stages if features else {}
-        for rows in torch.split(torch.arange(len(sample)), rows_per_prediction(self.net)):
+        for rows in passes(len(sample), rows_per_prediction(self.net)):
             yield {stage: place(z[rows], self._device) for stage, z in known.items()}
 
     @property
