@@ -7,6 +7,7 @@ import io
 import json
 import multiprocessing
 import os
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -162,6 +163,37 @@ def test_a_lost_process_is_one_sentence_also_when_more_is_handed_over() -> None:
         for _ in range(2):
             with pytest.raises(fl.WorkerLost, match="a process that ran beside others ended"):
                 list(processes.outcomes(configs))
+
+
+COMPARING = (
+    "import fedloom as fl\n"
+    "print([s.state_sha256 for row in fl.compare(['fedavg'], 'digits', seeds=[0, 1], workers={},"
+    " rounds=1, clients=4, model='mlp(hidden=[8])', progress=False).rows for s in row.summaries])"
+)
+
+
+@pytest.mark.skipif(not forking.AT_ONCE, reason="elsewhere every process reads the script for long")
+def test_a_script_that_starts_processes_wherever_it_is_read_is_told_so(tmp_path: Path) -> None:
+    """By one traceback, that of the script itself, and without a word of the other processes."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(COMPARING.format(2), encoding="utf-8")
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.count("Traceback") == 1
+    assert "in a script keep the call under `if __name__ == '__main__':`" in ended.stderr
+
+
+def test_a_program_from_standard_input_stays_in_one_process() -> None:
+    by_workers = {}
+    for workers in (1, 2):
+        program = COMPARING.format(workers)
+        run = [sys.executable, "-"]
+        ended = subprocess.run(run, input=program, capture_output=True, text=True, check=True)
+        by_workers[workers] = ended.stdout
+        assert ("standard input; save it" in ended.stderr) == (workers == 2)
+    assert by_workers[1] == by_workers[2]
+    assert by_workers[1].count("'") == 4
 
 
 def test_a_run_that_was_handed_over_before_a_stop_does_not_begin(

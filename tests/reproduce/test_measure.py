@@ -187,7 +187,8 @@ def test_a_cell_begins_with_the_model_of_another(table_file: Path) -> None:
 
 def result(table: PaperTable, column: str, seed: int, accuracy: float) -> Measured:
     cell = table.cell(column, "fedavg")
-    return Measured(column, "fedavg", seed, cell.digest, 2, 2, 1.0, {}, {"accuracy": accuracy})
+    values = {"accuracy": accuracy}
+    return Measured(column, "fedavg", seed, cell.digest, 2, 2, 1.0, {}, values, run_digest="")
 
 
 def test_ours_is_a_mean_over_seeds_and_of_an_average_over_columns(table_file: Path) -> None:

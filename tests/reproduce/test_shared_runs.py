@@ -43,7 +43,7 @@ def test_a_run_of_another_table_serves(table_file: Path, other_file: Path) -> No
     (shared,) = second.of("quatre", "mean")
     (run,) = first.of("four", "fedavg")
     assert (shared.run_digest, shared.seconds) == (run.run_digest, run.seconds)
-    assert (shared.of_table, run.of_table) == ("fedpac/table1", None)
+    assert (shared.run_for, run.run_for) == ("fedpac/table1/four/fedavg", None)
     again, same = measured(other_file)
     assert again.begun == []
     assert same == second
@@ -84,7 +84,8 @@ def test_the_page_shows_it_in_both_and_counts_it_once(table_file: Path, other_fi
     text = page([first, second])
     row = "accuracy | 80.00 ± 0.50 | 80.40 | +0.40 | yes | 2 (1 seed) |"
     assert f"| four | FedAvg | {row}  |" in text
-    assert f"| quatre | FedAvg | {row} measured for fedpac/table1, with the same settings |" in text
+    of = "measured for fedpac/table1/four/fedavg, with the same settings"
+    assert f"| quatre | FedAvg | {row} {of} |" in text
     assert "| all | 1 | 1 | 100 % | 80 % |" in text
     assert page([second]).count("80.40") == 0  # only of tables that are on the page
 
@@ -98,7 +99,7 @@ def test_a_tables_own_run_comes_first_and_what_serves_is_not_handed_on(
     Results(tables[0].id, (theirs,)).save(published(tables[0]))
     Results(tables[1].id, (mine,)).save(published(tables[1]))
     assert "| quatre | FedAvg | accuracy | 80.00 ± 0.50 | 70.00 |" in page(tables)
-    handed = replace(mine, of_table="fedpac/table9")
+    handed = replace(mine, run_for="fedpac/table9/four/fedavg")
     Results(tables[1].id, (handed,)).save(published(tables[1]))
     published(tables[0]).unlink()
     assert "70.00" not in page(tables).partition("### Table 2")[0]

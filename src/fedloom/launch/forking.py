@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
+from pathlib import Path
 
 from fedloom.signals import delaying_stops, ignoring_ctrl_c
 
@@ -21,9 +22,22 @@ AT_ONCE = sys.platform == "linux"
 PRELOADED = "fedloom.launch.preloaded"
 
 
+def possible() -> bool:
+    """Can other processes read the program that this one runs? They cannot where it came from
+    standard input. A prompt or a notebook has no file, and they need none."""
+    program = getattr(sys.modules["__main__"], "__file__", None)
+    return program is None or Path(program).exists()
+
+
 def begin() -> None:
-    """Start to import, in the background: called early it is done when processes are wanted."""
-    if AT_ONCE:
+    """Start to import, in the background: called early it is done when processes are wanted.
+
+    Ends a process that is one of these, and has come here because it reads a script which starts
+    processes wherever it is read: whoever waits for it is told what to do.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(1)
+    if AT_ONCE and possible():
         multiprocessing.set_forkserver_preload([PRELOADED])
         # A stop in between would lose the process, which leaves Ctrl-C to this one.
         with delaying_stops(), ignoring_ctrl_c():

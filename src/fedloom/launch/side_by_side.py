@@ -29,6 +29,10 @@ from fedloom.signals import delaying_stops, ignoring_ctrl_c
 
 log = logging.getLogger("fedloom")
 
+UNREADABLE = (
+    "runs go one after another, because other processes cannot read a program that came from"
+    " standard input; save it as a file to have them side by side"
+)
 T = TypeVar("T")
 Work = Callable[[RunConfig, FederatedData, Model | None, Sequence[Watcher]], T]
 """A function of a module: from a configuration to what its run came to."""
@@ -61,6 +65,9 @@ class SideBySide(Generic[T]):
         hear: Callable[[Heard], None] | None = None,
     ) -> None:
         self.work, self.data, self.model = work, data, model
+        if workers > 1 and not forking.possible():
+            log.warning("%s", UNREADABLE)
+            workers = 1
         self._processes = _Processes(work, data, model, workers, hear) if workers > 1 else None
 
     def __enter__(self) -> Self:
@@ -130,8 +137,8 @@ class _Processes(Generic[T]):
                 yield places[future], _outcome(future)
         except BrokenProcessPool:
             raise WorkerLost(
-                "a process that ran beside others ended; check memory, in a script keep the call"
-                " under `if __name__ == '__main__':`, then give the same command"
+                "a process that ran beside others ended; in a script keep the call under"
+                " `if __name__ == '__main__':`, or else check memory, then give the same command"
             ) from None
 
     def _listen(self, hear: Callable[[Heard], None]) -> None:

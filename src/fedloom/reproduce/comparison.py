@@ -184,7 +184,7 @@ def _line(table: PaperTable, results: Results, quantity: str, column: str, row: 
         broken=sum(run.failed is not None for run in current),
         remark="",
         standin=bool(table.standin_of(column)),
-        shared=bool(current) and all(run.of_table is not None for run in current),
+        shared=bool(current) and all(run.run_for is not None for run in current),
         draws=len({run.draw(_cell(table, run)) for run in counted}),
     )
     stale = not all(_is_current(table, run) for run in runs)
@@ -248,6 +248,8 @@ def _remark(line: Line, stale: bool, current: list[Measured]) -> str:
         remarks.append("the target was not reached")
     if digests := [run.run_digest[:8] for run in current if run.run_digest]:
         remarks.append(f"run{'s' if len(digests) > 1 else ''} {', '.join(digests)}")
-    if others := sorted({run.of_table for run in current if run.of_table is not None}):
+    if others := sorted({run.run_for for run in current if run.run_for is not None}):
         remarks.append(f"measured for {', '.join(others)}, with the same settings")
+    if any(run.run_digest is None and run.failed is None for run in current):
+        remarks.append("measured before runs had digests")
     return "; ".join(remarks)

@@ -52,8 +52,8 @@ class Measured:
     """Why training broke down."""
     partition_seed: int | None = None
     """Of its partition; None where that was not yet noted, and is the one of the settings."""
-    of_table: str | None = None
-    """The table that it was run for, where that is another one (`shared_runs`)."""
+    run_for: str | None = None
+    """Table, column and row that it was run for, where these are others (`shared_runs`)."""
 
     @classmethod
     def of(

@@ -38,8 +38,8 @@ class SharedRuns:
         shared = cls()
         for one in results:
             for run in one.runs:
-                if run.of_table is None and run.failed is None:
-                    own = replace(run, of_table=one.table)
+                if run.run_for is None and run.failed is None:
+                    own = replace(run, run_for=f"{one.table}/{run.column}/{run.row}")
                     shared._runs[run.digest, run.seed].append(own)
         return shared
 
@@ -52,7 +52,7 @@ class SharedRuns:
         for run in self._runs.get((cell.digest, seed), ()):
             here = replace(run, column=cell.column, row=cell.row)
             if (
-                run.of_table != table.id
+                not str(run.run_for).startswith(f"{table.id}/")
                 and run.asked == rounds
                 and here.is_of(table, cell)
                 and set(needed) <= set(run.values)
