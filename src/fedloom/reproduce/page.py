@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedloom.durations import duration
 from fedloom.files import write_atomic
 from fedloom.reproduce import shown
 from fedloom.reproduce.availability import data_name
@@ -42,7 +43,8 @@ def page(tables: Sequence[PaperTable]) -> str:
         " prints, ours as mean ± deviation over seeds, and ours minus the paper's. Accuracies are"
         f" in percent. {RULE[0].upper()}{RULE[1:]}; runs that are shorter than the paper's get no"
         " verdict and are not counted. Where something stands in for a paper's data or network, it"
-        " is said. How to run a table: [reproduce.md](reproduce.md).",
+        " is said. What a run took is by the clock, on one core of a machine that often did other"
+        " work beside it. How to run a table: [reproduce.md](reproduce.md).",
         *_summary(every, sum(_printed(table) for table in tables if table.standin is None)),
         *_orders([(table, measured[table.id]) for table in tables]),
     ]
@@ -122,8 +124,18 @@ def _section(table: PaperTable, results: Results, every: Sequence[Line]) -> str:
         parts.append(_table(whole))
     if tries:
         parts += ["Tries, shorter than the paper's runs and not counted:", _table(tries)]
-    parts.append(f"{len(measured)} of {len(every)} numbers; all of them: {_command(table)}.")
+    of_all = f"{len(measured)} of {len(every)} numbers; all of them: {_command(table)}."
+    parts.append(f"{of_all}{_durations(results)}")
     return "\n\n".join(parts)
+
+
+def _durations(results: Results) -> str:
+    """What the table's own runs took, for whoever wants to do the others."""
+    seconds = [run.seconds for run in results.runs if run.run_for is None and run.failed is None]
+    if not seconds:
+        return ""
+    least, most = duration(min(seconds)), duration(max(seconds))
+    return f" A run took {least}{'' if most == least else f' to {most}'} here."
 
 
 def _notes(table: PaperTable, results: Results) -> list[str]:
