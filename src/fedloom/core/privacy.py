@@ -125,9 +125,9 @@ class ClientPrivacy(Privacy):
         fixed = {METHOD: frozen_keys(site.net, site.method.phases)}
         state = self.hidden(up.state, received, site.noise, fixed)
         if METHOD in state:
-            for key in state[METHOD]:
-                if key.endswith("running_var"):
-                    state[METHOD][key].clamp_(min=0)
+            for key, value in state[METHOD].items():
+                if key.endswith("running_var"):  # not in place: it may be what was received
+                    state[METHOD][key] = value.clamp(min=0)
         return replace(up, state=state, n=1, metrics={})
 
     def hidden(

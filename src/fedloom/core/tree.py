@@ -136,7 +136,7 @@ def nbytes(state: Mapping[str, Mapping[str, Tensor]]) -> int:
     total = 0
     for tree in state.values():
         for value in tree.values():
-            total += value.nbytes
+            total += value.numel() * value.element_size()  # also of sparse ones
     return total
 
 
