@@ -147,8 +147,7 @@ def run_page(page: Path) -> int:
 
     RunConfig.model_fields["rounds"].default = ROUNDS
     RunConfig.model_rebuild(force=True)
-    names: dict[str, Any] = {"__name__": f"page_{page.stem.replace('-', '_')}"}
-    sys.modules[names["__name__"]] = sys.modules["__main__"]  # where dataclasses look names up
+    names: dict[str, Any] = {"__name__": "__main__"}  # as of a script: some blocks ask
     before = HERE / "before" / f"{page.stem}.py"
     if before.exists():
         execute(before.read_text("utf-8"), str(before), names)
