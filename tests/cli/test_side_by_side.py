@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fedloom.launch.progress import Bar, Line
 from fedloom.runs.config import RunConfig
 from helpers import fedloom
 
+pytestmark = pytest.mark.xdist_group("side by side")  # they share the process that forks
 SMALL: dict[str, Any] = {"rounds": 2, "clients": 4, "partition": "iid", "model": "mlp(hidden=[8])"}
 FOUR = 4 if forking.AT_ONCE else 3
 """So many of four runs go side by side: else the first shows how long one takes."""
@@ -139,6 +141,7 @@ def test_a_process_begins_with_everything_imported_and_the_environment_of_now(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That of when forking began is another one."""
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]  # that of other tests
     forking.begin()
     monkeypatch.setenv("FEDLOOM_DATA", "/a/folder/of/now")
     data = fl.run("local", **{**SMALL, "rounds": 1}).experiment.data

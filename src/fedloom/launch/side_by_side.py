@@ -68,7 +68,8 @@ class SideBySide(Generic[T]):
         if workers > 1 and not forking.possible():
             log.warning("%s", UNREADABLE)
             workers = 1
-        self._processes = _Processes(work, data, model, workers, hear) if workers > 1 else None
+        told = (work, data.shared(), model)
+        self._processes = _Processes[T](told, workers, hear) if workers > 1 else None
 
     def __enter__(self) -> Self:
         if self._processes is not None:
@@ -92,13 +93,9 @@ class _Processes(Generic[T]):
     """The processes, how they are told to stop, and how they are heard."""
 
     def __init__(
-        self,
-        work: Work[T],
-        data: FederatedData,
-        model: Model | None,
-        workers: int,
-        hear: Callable[[Heard], None] | None,
+        self, told: tuple[Any, ...], workers: int, hear: Callable[[Heard], None] | None
     ) -> None:
+        """`told` is what all runs have in common: the work, the data, the model."""
         context = forking.context()
         self._stop = context.Event()
         # Short messages: a pipe takes each as a whole, so that its writers need no lock, which one
@@ -108,7 +105,7 @@ class _Processes(Generic[T]):
         if hear is not None:
             self._listener = threading.Thread(target=self._listen, args=(hear,), daemon=True)
         mouth = None if hear is None else self._mouth
-        given = (dict(os.environ), loaded(), work, data.shared(), model, self._stop, mouth)
+        given = (dict(os.environ), loaded(), *told, self._stop, mouth)
         self._executor = ProcessPoolExecutor(workers, context, _begin, given)
 
     def listen(self) -> None:
