@@ -5,9 +5,9 @@ and the optimiser are the ones of a single client, and the passes through the ne
 computation (`batched_layers`). What a client has for itself stays its own: the order of its
 batches, its stream of random numbers, the norm of its gradient, and all that a method's hooks do.
 `inputs`, `loss` and `grads` are called member by member with the member's own site and its share of
-the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks; but a
-`grads` of which its part says that it goes `number_by_number` is called once, with stacks. `local`
-is called once for all: it may train, and pass trees on; for more it is refused (`together`).
+the batch, so a hook may do whatever it does alone, and a method knows nothing of blocks; but hooks
+of which their part says that they go `number_by_number` are called once, with stacks. `local` is
+called once for all: it may train, and pass trees on; for more it is refused (`together`).
 
 Whether the bytes are those of the clients one by one is no promise; `engines.trials` compares
 before it trusts.
@@ -15,9 +15,10 @@ before it trusts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -142,6 +143,8 @@ class Block(Site):
         self._as_one = _stages_as_one(self.net, self.device)
         self._rows: tuple[Tensor, Tensor] | None = None
         """Inputs and targets of all training rows, once they are needed."""
+        self.memo_of_stacks: dict[Hashable, Any] = {}
+        """Scratch of hooks that are called once for all."""
 
     def hand_out(self) -> None:
         """Nothing more is trained: each member gets its model, which nobody else will change."""
@@ -189,13 +192,15 @@ class Block(Site):
         loop = super()._prepare(unclipped, training)
         for member in self.members:
             member.terms, member._loop = self.terms, loop
+        adding = [term for term in self.terms if term.overrides("loss")]
         self._own_losses = (
-            bool(loop.losses)
-            or type(self.method).loss is not Method.loss
+            type(self.method).loss is not Method.loss
             or not _is_mean_of_rows(self.task)
+            or not all(goes_number_by_number(term, "loss") for term in adding)
         )
         # All outputs are for hooks; a prediction needs only the way to it.
-        self._route = self.net._route(None if self._own_losses else self.net.logits)
+        hooks_read = self._own_losses or adding
+        self._route = self.net._route(None if hooks_read else self.net.logits)
         some_alone = any(name not in self._as_one for name, _ in self._route)
         corrects = [p for p in (self.method, *self.terms) if p.overrides("grads")]
         self._corrects_at_once = all(goes_number_by_number(part, "grads") for part in corrects)
@@ -270,7 +275,7 @@ class Block(Site):
         if loop.inputs:
             self._change(b)
         self._pass_forward(b)
-        losses, total = self._losses_of_members(b) if self._own_losses else self._losses_of_rows(b)
+        losses, total = self._losses_of_members(b) if self._own_losses else self._losses_at_once(b)
         self._losses += losses
         loop.loss_sum += losses.sum()
         loop.batches += 1
@@ -315,9 +320,21 @@ class Block(Site):
             return side_by_side(self.net._ready(self.w, name, modes), z)
         return vmap(lambda w, own: self.net.stage(w, name, own, modes))(self.w, z)
 
+    def _losses_at_once(self, b: Batch) -> tuple[Tensor, Tensor]:
+        """Each member's loss with the bits of its own, and what is differentiated: their sum."""
+        losses, total = self._losses_of_rows(b)
+        for extra in self._running.losses:
+            added = extra(b, self._stacks)  # type: ignore[arg-type]
+            if isinstance(added, Tensor):
+                if added.shape != losses.shape:
+                    raise ValueError("a loss of clients side by side is no number for each of them")
+                total = total + added.sum()
+                added = added.detach()
+            losses = losses + added
+        return losses, total
+
     def _losses_of_rows(self, b: Batch) -> tuple[Tensor, Tensor]:
-        """Each member's mean loss with the bits of its own, and what is differentiated: their sum,
-        by rows."""
+        """The task's alone; the sum is one of rows."""
         logits = b.out[self.net.logits]
         rows = self.task.loss(logits.flatten(0, 1), b.target.flatten(), reduction="none")
         if logits.shape[1] <= MOST_ROWS_OF_MEAN:

@@ -12,7 +12,7 @@ from fedloom.core.net import METHOD, Net, stage_of
 from fedloom.core.optimizers import OPTIMIZER
 from fedloom.core.phase import Opt, Phase
 from fedloom.core.server_optimizers import ServerOpt, server_step
-from fedloom.core.term import Batch, Term
+from fedloom.core.term import AtOnce, Batch, Term
 from fedloom.core.tree import State, Tree, clone, select
 from fedloom.errors import BadInput
 
@@ -37,7 +37,7 @@ class Method(Term, frame=True):
     passes_on_average: ClassVar[bool] = False
     """An `aggregate` of its own returns every slice that the default one does, so that a server
     optimiser works; without this one is refused."""
-    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("finish",)
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("finish",)
     holds_out: ClassVar[str] = ""
     """The setting that is the share of training rows which it keeps from its training where a
     client has no validation rows; empty: it trains with all."""

@@ -39,6 +39,10 @@ class Batch:
     """Every stage's output in the forward pass, by name; empty in `inputs`."""
 
 
+AtOnce = Literal["loss", "grads", "finish"]
+"""Hooks that can be called once for clients side by side."""
+
+
 @dataclass(frozen=True)
 class Term:
     """Reads everything, writes only the slice called `name`; keeps nothing on itself.
@@ -71,11 +75,13 @@ class Term:
     """Keys of its slice that tell nothing of rows and are all that it reads of single uploads: with
     `secure_aggregation` they are sent as they are, and everything else is masked. Without this a
     part that gathers is refused there."""
-    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads", "finish")
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("grads", "finish")
     """Those of its own hooks that only choose trees, and add, subtract, multiply and divide numbers
     in the same places of them: the gradient, `s.w`, `s.received`, `s.down` and `s.own`, none of
     which another hook changes during a fit. They are called once for clients side by side, whose
-    tensors have one dimension more in front. A class speaks for hooks that it defines itself."""
+    tensors have one dimension more in front. A `loss` reads `b` and `s.memo` like this, too; it
+    counts dimensions from the back where it sums or averages over rows and numbers, and returns one
+    number for each client. A class speaks for hooks that it defines itself."""
     keeps_what_it_sent: ClassVar[str] = ""
     """Why its slice at a client may hold the very values that were sent; empty: it may not, and
     `fedloom.testing.check_method` takes such a copy for a personal tensor that left."""

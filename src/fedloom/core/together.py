@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 COMMON = ("plan", "net", "shared", "method", "task", "terms", "opt", "device", "program")
 """What all members of a block have alike."""
+COMMON_IN_A_FIT = ("phase", "training", "lr", "epoch", "tuning", "keys", "modes", "steps")
+"""The same of what the loop says."""
 
 
 class NotInCommon(RuntimeError):
@@ -92,12 +94,13 @@ class _Slices:
 class Stacks:
     """Stands in for the `Site` in hooks that go number by number: trees of all members, stacked.
 
-    What a hook writes to `own` stays here, and the members do not see it.
+    What a hook writes to `own` or `memo` stays here, and the members do not see it.
     """
 
     def __init__(self, block: Block) -> None:
         self._block = block
         self.down, self.own = _Trees(block, "down"), _Trees(block, "own")
+        self.memo = block.memo_of_stacks
 
     @property
     def w(self) -> Tree:
@@ -115,7 +118,7 @@ class Stacks:
         return self._block.travel
 
     def __getattr__(self, name: str) -> Any:
-        if name in COMMON:
+        if name in COMMON or name in COMMON_IN_A_FIT:
             return getattr(self._block, name)
         raise NotInCommon(f"a hook that goes number by number reads s.{name}")
 
@@ -132,11 +135,13 @@ class _Trees:
         if name in self.written:
             return self.written[name]
         if name not in self._trees:
-            trees = [getattr(member, self._of)[name] for member in self._block.members]
-            self._trees[name] = _stacked(trees)
+            held = [getattr(member, self._of).get(name) for member in self._block.members]
+            if None in held:
+                raise NotInCommon(f"some clients have no {name!r} in s.{self._of}")
+            self._trees[name] = _stacked(held)
         return self._trees[name]
 
-    def get(self, name: str, default: Tree) -> Tree:
+    def get(self, name: str, default: Tree | None = None) -> Tree | None:
         """The slice, or something else where no member has it."""
         held = any(name in getattr(member, self._of) for member in self._block.members)
         return self[name] if held or name in self.written else default

@@ -72,7 +72,7 @@ class Blocks:
             self._together[of_round] = trains_together(program, visit.cid, kind, device)
         if not self._together[of_round] or not has_rows(visit.data):
             return None
-        return *of_round, len(visit.data.train)
+        return *of_round, tuple(visit.down.state), len(visit.data.train)
 
 
 def _scored_alike(visit: Visit, ask: Ask) -> Hashable:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedloom.core.message import Up
 from fedloom.core.net import Net
 from fedloom.core.round import Round
 from fedloom.core.site import Site
-from fedloom.core.term import Batch, Term
+from fedloom.core.term import AtOnce, Batch, Term
 from fedloom.core.tree import State
 from fedloom.core.tunable import Linear, Log, Tunable
 from fedloom.errors import BadInput
@@ -21,6 +20,7 @@ from fedloom.method_tools.network_kind import NetworkKind, network_kind
 from fedloom.methods import register
 from fedloom.models.layers import Translation
 from fedloom.ops.noise import perturb
+from fedloom.ops.squares import mean_squares
 
 STRENGTHS: dict[NetworkKind, tuple[float, float]] = {
     "cnn": (50.0, 1.0),
@@ -102,6 +102,7 @@ class MeanRegularization(Term):
     family: ClassVar[str] = "representation"
     before: ClassVar[tuple[str, ...]] = ("mean",)
     gathers: ClassVar[bool] = True
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("loss", "finish")
     in_the_clear: ClassVar[tuple[str, ...]] = (broadcast_once.LOST,)
     against_example_noise: ClassVar[str] = (
         "its loss is of the mean of a batch, so that a row changes the gradients of others"
@@ -154,14 +155,16 @@ class MeanRegularization(Term):
             s.memo[key] = 0.0
             s.memo[self.name] = self._strengths(s.net)
         kappa, mu = s.memo[self.name]
-        batch_mean = b.out[self._stage(s.net)].mean(0)
+        stage = self._stage(s.net)
+        dims = len(s.net.shape_of(stage))
+        batch_mean = b.out[stage].mean(-1 - dims)
         m = mu * batch_mean + (1 - mu) * s.memo[key]  # eq. (9)
         s.memo[key] = m.detach()
 
         z_g = broadcast_once.received(s, self.name)
         if not z_g:
             return 0.0
-        mse = F.mse_loss(m, z_g["mean"])
+        mse = mean_squares(m, z_g["mean"], dims)
         loss: Tensor = kappa * (mse / 2 if self.half else mse)  # eq. (8)
         return loss
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from fedloom.core.method import Method
 from fedloom.core.site import Site
-from fedloom.core.term import Term
+from fedloom.core.term import AtOnce, Term
 from fedloom.core.tree import Tree
 from fedloom.core.tunable import Log, Tunable
 from fedloom.errors import BadInput
@@ -43,7 +43,7 @@ class Proximal(Term):
     tunable: ClassVar[Tunable] = {"mu": Log(1e-3, 1)}
     reveals: ClassVar[tuple[str, ...]] = ()
     against_example_noise: ClassVar[str] = ""
-    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads",)
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("grads",)
     mu: float = 0.01
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 
@@ -12,7 +12,7 @@ from fedloom.core.method import Method
 from fedloom.core.round import Round
 from fedloom.core.server_optimizers import ServerOpt
 from fedloom.core.site import Site
-from fedloom.core.term import Term
+from fedloom.core.term import AtOnce, Term
 from fedloom.core.tree import State, Tree
 from fedloom.methods import register
 from fedloom.methods.fedavg import FedAvg
@@ -51,7 +51,7 @@ class ControlVariates(Term):
         " makes the variate grow without bound; example(...) goes with it"
     )
     against_example_noise: ClassVar[str] = ""
-    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("grads", "finish")
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("grads", "finish")
     keeps_what_it_sent: ClassVar[str] = "c_i begins at zero, so the first difference is c_i itself"
 
     def server_init(self, r: Round) -> State:
