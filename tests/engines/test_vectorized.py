@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -35,7 +35,8 @@ from fedloom.core.program import Program
 from fedloom.core.round import Round, initial_server, send
 from fedloom.core.site import Site, Visit
 from fedloom.core.task import Classification
-from fedloom.core.term import Batch, Term, goes_number_by_number
+from fedloom.core.term import AtOnce, Batch, Term, goes_number_by_number
+from fedloom.core.together import NotInCommon, Stacks
 from fedloom.core.tree import State, Tree
 from fedloom.engines import Job, make_engine
 from fedloom.engines import blocks as engine_blocks
@@ -46,6 +47,7 @@ from fedloom.engines.vectorized import Vectorized
 from fedloom.errors import FedloomError, HookError, LeakError, TrainingError
 from fedloom.launch.start import start
 from fedloom.methods import parse_method, register
+from fedloom.methods.dbe import MeanRegularization
 from fedloom.methods.fedavg import FedAvg
 from fedloom.models.gaussian import Gaussian
 from fedloom.models.layers import Translation
@@ -161,6 +163,9 @@ def test_every_method_gives_the_reference_bytes(name: str) -> None:
         ("fedavg", {"epochs": 3, "decay": 0.5, "protocol": "fedpac"}),
         ("fedrep(adapt_epochs=2)", {"clip": 0.1, "newcomers": 1}),
         ("fedper(adapt_epochs=1)", {"participation": 0.8, "batch_size": 7}),
+        ("fedavg + dbe", {"participation": 0.8, "rounds": 4, "epochs": 2}),
+        ("fedrep + dbe(mu=0.3, half=true)", {"rounds": 3}),
+        ("ditto + dbe(mean=running)", {"rounds": 3}),
         ("fedavg_ft(adapt_epochs=2)", {"protocol": "fedcr"}),
         ("local", {"model": "mlp(hidden=[8]) | mlp(hidden=[6, 5])"}),
         ("fedavg", {"augment": "flip"}),
@@ -796,7 +801,7 @@ class _Numbers(Term):
     """Finishes once for all clients, in one of several ways."""
 
     name: ClassVar[str] = "numbers"
-    number_by_number: ClassVar[tuple[Literal["grads", "finish"], ...]] = ("finish",)
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("finish",)
     way: str = "good"
 
     def finish(self, s: Site) -> State:
@@ -885,6 +890,88 @@ def test_a_finish_of_all_clients_is_watched_as_one_of_each(way: str, why: str) -
         clients_together(some)
     with pytest.raises(LeakError, match=why):
         client(some[0])
+
+
+@dataclass(frozen=True)
+class _Losses(Term):
+    """Adds a loss once for all clients, in one of several ways."""
+
+    name: ClassVar[str] = "losses"
+    number_by_number: ClassVar[tuple[AtOnce, ...]] = ("loss",)
+    way: str = "good"
+
+    def loss(self, b: Batch, s: Site) -> Tensor | float:
+        if self.way == "nothing yet":
+            return 0.0
+        squares = b.out["body"].pow(2)
+        if self.way == "all clients mixed":
+            return squares.mean()
+        if self.way == "another's rows":
+            return s.data.train.y.sum() * squares.mean((-2, -1))
+        steps = s.memo.get(self.name, 0)
+        s.memo[self.name] = steps + 1
+        return squares.mean((-2, -1)) * steps
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="other products, other bits")
+@pytest.mark.parametrize("way", ["good", "nothing yet"])
+def test_a_loss_that_goes_number_by_number_has_the_bytes_of_each_client(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scratch lasts from step to step of a call; and it is called once for all."""
+    some = visits(parse_method("fedavg") + _Losses(way), epochs=2)
+    called, seen = _Losses.loss, []
+
+    def counted(term: _Losses, b: Batch, s: Site) -> Tensor | float:
+        seen.append(len(b.x))
+        return called(term, b, s)
+
+    monkeypatch.setattr(_Losses, "loss", counted)
+    together = clients_together(some)
+    assert seen == [len(some)] * 4  # 18 rows in batches of ten, twice
+    assert comparable(together) == alone(some)
+    assert [up.metrics for up, _ in together] == [client(visit)[0].metrics for visit in some]
+
+
+@pytest.mark.parametrize(
+    ("way", "why"),
+    [("all clients mixed", "no number for each"), ("another's rows", "reads s.data")],
+)
+def test_a_loss_that_would_mix_clients_is_refused(way: str, why: str) -> None:
+    with pytest.raises(FedloomError, match=why):  # an engine then asks the clients one by one
+        clients_together(visits(parse_method("fedavg") + _Losses(way)))
+
+
+def test_dbe_trains_together_once_its_mean_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its loss is called with the clients' stacks in blocks, and client by client in trials."""
+    kinds, called = set[type](), MeanRegularization.loss
+
+    def noted(term: MeanRegularization, b: Batch, s: Site) -> Tensor | float:
+        kinds.add(type(s))
+        return called(term, b, s)
+
+    monkeypatch.setattr(MeanRegularization, "loss", noted)
+    engine = Always()
+    start(build("fedavg + dbe", rounds=3), engine)
+    assert all(engine.blocks.training.verdicts.values())
+    assert kinds >= {Stacks, Site}
+
+
+def test_clients_that_received_unlike_slices_are_no_block() -> None:
+    """One that lost what it kept is sent it anew, and stacks of either would lack some clients."""
+    some = visits("fedavg")
+    down = replace(some[0].down, state={**some[0].down.state, "constant": {"a": torch.ones(2)}})
+    some[0] = replace(some[0], down=down)
+    sizes = [size for kind, places in _blocks_of(some) for size in [len(places)] if kind]
+    assert sizes == []  # seven alike are too few for a block of eight
+    block = Block([Site(visit) for visit in some])
+    with pytest.raises(NotInCommon, match=r"some clients have no 'constant' in s\.down"):
+        Stacks(block).down["constant"]
+
+
+def _blocks_of(some: Sequence[Visit]) -> list[tuple[Any, list[int]]]:
+    blocks = Blocks()
+    return list(engine_blocks._blocks(some, [blocks._trained_alike(visit) for visit in some]))
 
 
 def test_who_overrides_a_hook_speaks_for_it_anew() -> None:

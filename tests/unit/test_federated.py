@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from fedloom.core.rng import generator
-from fedloom.data import FederatedData, Partition, Source, divide, federate, load
+from fedloom.data import FederatedData, Partition, Source, divide, federate, federated, load
 from fedloom.data.picture import bubble_svg, cells, table
 from fedloom.errors import BadInput, PartitionError
 
@@ -80,6 +80,23 @@ def test_splits_that_were_not_made_are_none():
     assert client.val is None
     assert client.test is None
     assert client.split("train") is client.train
+
+
+def test_the_clients_asked_for_last_stay_at_hand(monkeypatch):
+    monkeypatch.setattr(federated, "CLIENTS_AT_HAND", 2)
+    sites = [(np.full((4, 2), i, np.float32), [0, 1, 0, 1]) for i in range(1, 5)]
+    data = FederatedData.from_clients(sites)
+    first = data.client(0)
+    assert data.client(0) is first
+    assert not torch.equal(data.client(1).train.x(torch.arange(3)), first.train.x(torch.arange(3)))
+    assert data.client(0) is first  # and is the latest now
+    data.client(2)
+    assert data.client(0) is first
+    data.client(3)
+    data.client(2)
+    again = data.client(0)
+    assert again is not first
+    assert torch.equal(again.train.x(torch.arange(3)), first.train.x(torch.arange(3)))
 
 
 def test_unknown_client():
