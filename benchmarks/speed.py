@@ -144,6 +144,7 @@ DUELS = {
         20.0,
         peer="flower",
     ),
+    "users": Duel("200 users against a bare loop", USERS, "bare.py", 0.95, same_bytes=True),
     "users_pfl": Duel("200 users against pfl", USERS, "pfl_peer.py", 1.5, peer="pfl"),
     "users_flower": Duel(
         "200 users against Flower around the bare loop", USERS, "flower_peer.py", 3.0, peer="flower"
