@@ -141,7 +141,7 @@ class _Trees:
             self._trees[name] = _stacked(held)
         return self._trees[name]
 
-    def get(self, name: str, default: Tree | None = None) -> Tree | None:
+    def get(self, name: str, default: Tree | None = None) -> Any:
         """The slice, or something else where no member has it."""
         held = any(name in getattr(member, self._of) for member in self._block.members)
         return self[name] if held or name in self.written else default
