@@ -11,8 +11,9 @@ from torch import Tensor
 def mean_squares(x: Tensor, y: Tensor, dims: int) -> Tensor:
     """Mean of (x - y)^2 over the last `dims` dimensions, which have the same sizes in both.
 
-    Without further dimensions it is torch's `mse_loss` to the last bit, gradients included. With
-    more in front, each of the means has the bits that it has alone; `mse_loss` of stacks has not.
+    Without further dimensions it is torch's `mse_loss` to the last bit, gradients included, where
+    numbers lie in memory in their order. With more in front, each of the means has the bits that it
+    has alone; `mse_loss` of stacks has not.
 
     >>> x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
     >>> mean_squares(x, torch.zeros(2), dims=1)
