@@ -54,3 +54,10 @@ def test_a_plain_run_imports_only_what_it_uses(tmp_path: Path) -> None:
     assert needless == "needless:"
     # The garbage collector has no torch to look through, during the run and at the end.
     assert int(frozen.removeprefix("frozen: ")) > 100_000
+
+
+def test_the_package_is_the_command_line() -> None:
+    words = [sys.executable, "-m", "fedloom", "run", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: python -m fedloom run" in done.stdout
