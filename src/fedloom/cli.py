@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
     from fedloom.reproduce.format import PaperTable
-    from fedloom.reproduce.measure import Choice, Measurement
+    from fedloom.reproduce.measure import Measurement
 
 app = typer.Typer(
     name="fedloom",
@@ -689,7 +689,8 @@ def reproduce(
     imports: Imports = None,
     list_them: Annotated[bool, typer.Option("--list", help="Which tables there are.")] = False,
     show_printed: Annotated[
-        bool, typer.Option("--show", help="What the paper prints; nothing is run.")
+        bool,
+        typer.Option("--show", help="What the paper prints, or the table has; nothing is run."),
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Only read and check the files.")] = False,
     page: Annotated[
@@ -759,8 +760,9 @@ def reproduce(
         _dry_run(papers)
     elif show_printed:
         for paper in papers:
-            _show_printed(paper, choice)
-            _show_estimate(Measurement(paper, choice, to))
+            measurement = Measurement(paper, choice, to)
+            _show_printed(measurement)
+            _show_estimate(measurement)
     else:
         how = {"engine": engine, "workers": workers, "device": device, "imports": recorded}
         for paper in papers:
@@ -780,18 +782,36 @@ def _check_tables(files: Sequence[Path]) -> None:
     print(f"{len(files)} tables are in order")
 
 
-def _show_printed(paper: PaperTable, choice: Choice) -> None:
+def _show_printed(measurement: Measurement) -> None:
     """What the paper prints in the chosen columns and rows, and what it leaves open."""
     from fedloom.reproduce.terminal import printed_tables, remark
 
+    paper, choice = measurement.table, measurement.choice
     choice.check_names(paper)
     columns, rows = choice.columns or tuple(paper.columns), choice.rows or tuple(paper.rows)
     printed = printed_tables(paper, columns, rows, out.width)
     for table in printed:
         out.print(table)
     if not printed:
-        out.print(Text(f"{paper.id}: no number of it is printed in the paper"))
+        _show_contents(measurement, columns, rows)
     out.print(Text(remark(paper)), end="")
+
+
+def _show_contents(measurement: Measurement, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """A table without printed numbers: what it runs, and what was measured of it."""
+    from fedloom.reproduce.comparison import lines
+    from fedloom.reproduce.contents import contents, heading, remarks
+
+    paper = measurement.table
+    measured = lines(paper, measurement.results, columns, rows)
+    out.print(Text(heading(paper)))
+    out.print("no number of it is printed; this is what it runs:")
+    for table in contents(paper, columns, rows, measured):
+        out.print(table)
+    if not measured:
+        out.print(Text(f"none of it was measured yet in {measurement.folder}"))
+    for sentence in remarks(paper, columns, rows, measured):
+        out.print(Text(sentence))
 
 
 def _show_estimate(measurement: Measurement) -> None:
