@@ -2,15 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 ENDS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 """Signals that stop a command as Ctrl-C does: what is done is saved first."""
+STOPPED = 130
+"""Exit status of a command that Ctrl-C stopped, as shells have it."""
+NOTHING_DONE = "stopped; nothing was done yet; run the same command again"
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While a command imports, Ctrl-C ends the process with one sentence.
+
+    A KeyboardInterrupt would be lost there: torch swallows what breaks its import of numpy, and
+    fails later for lack of it.
+    """
+    # One that is ignored, or that somebody else handles, stays so.
+    default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _handled([signal.SIGINT] if default else [], _end):
+        yield
+
+
+def _end(number: int, frame: Any) -> None:
+    with suppress(OSError):  # nobody may be there to read it
+        os.write(2, f"fedloom: {NOTHING_DONE}\n".encode())
+    os._exit(STOPPED)
 
 
 @contextmanager

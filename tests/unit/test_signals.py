@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedloom.signals import ignoring_ctrl_c
+from fedloom.signals import ending_at_once, ignoring_ctrl_c
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="its signals cannot be held back")
 BLOCKED = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
@@ -39,3 +39,9 @@ def test_ctrl_c_while_a_child_starts_comes_afterwards_and_the_child_has_none() -
     assert seen == ["True"]
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_that_somebody_ignores_stays_ignored_while_something_is_imported() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with ending_at_once():
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
