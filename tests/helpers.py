@@ -193,7 +193,7 @@ def fedloom(*args: str | Path) -> Done:
 START = """
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from fedloom.cli import main
+from fedloom.__main__ import main
 main()
 """
 

@@ -19,13 +19,14 @@ from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
-from fedloom.collector import uncollected
+from fedloom.collector import importing
 from fedloom.deploy.cli import Imports, deploy_app
 from fedloom.deploy.operations.audit_cli import audit_app
 from fedloom.deploy.operations.cli import dossier, purge
@@ -47,17 +48,32 @@ from fedloom.launch import forking
 from fedloom.model_commands import adapt, export, predict, serve
 from fedloom.runs.config import RunConfig
 from fedloom.scaffold.command import new
-from fedloom.signals import stops_as_ctrl_c
+from fedloom.signals import NOTHING_DONE, STOPPED, stops_as_ctrl_c
 
 if TYPE_CHECKING:
+    from click import Context
+
     from fedloom.launch.progress import Bar
     from fedloom.loggers import Logger
     from fedloom.report.live import Live
     from fedloom.reproduce.format import PaperTable
-    from fedloom.reproduce.measure import Choice, Measurement
+    from fedloom.reproduce.measure import Measurement
+
+
+class Program(TyperGroup):
+    """All commands; Typer would end one that Ctrl-C stops without a word."""
+
+    def invoke(self, ctx: Context) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _end_stopped()
+
 
 app = typer.Typer(
     name="fedloom",
+    cls=Program,
     help="Personalized federated learning in representation space.\n\n"
     "To begin: `fedloom list`, then `fedloom run --method fedper --rounds 20`.",
     no_args_is_help=True,
@@ -85,9 +101,13 @@ class BeforeCommand:
     debug: bool = False
     failure: int = 1
     """Exit status of an error for the user; `verify` means something else by 1."""
+    stopped: str = NOTHING_DONE
+    """What Ctrl-C is answered with where no run goes on (`_stoppable`)."""
 
 
 before_command = BeforeCommand()
+BEGINS_LATE = ("run", "compare", "tune", "advise", "resume", "reproduce")
+"""Commands that do nothing but read and import before `_stoppable`."""
 
 Config = Annotated[Path | None, typer.Option("--config", help="TOML file with the same keys.")]
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout: the summary as JSON.")]
@@ -175,6 +195,7 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def program(
+    context: typer.Context,
     version: Annotated[
         bool,
         typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
@@ -186,6 +207,8 @@ def program(
 ) -> None:
     """Options before the command."""
     before_command.debug, before_command.failure = debug, 1
+    late = context.invoked_subcommand in BEGINS_LATE
+    before_command.stopped = NOTHING_DONE if late else "stopped"
 
 
 @app.command("run")
@@ -206,14 +229,14 @@ def run_command(
 ) -> None:
     """Train and test one method, in a run folder that can be resumed."""
     chosen = RunConfig.read(config, overrides or (), flags)
-    with uncollected():
+    with importing():
         from fedloom.launch.start import check_policy, engine_of, start
         from fedloom.launch.terminal import profile_table, summary_table
         from fedloom.runs.experiment import Experiment
 
     chosen = chosen if chosen.out else chosen.changed(out=_new_folder(chosen.method))
     with (
-        _stoppable(str(chosen.out), log=log),
+        _stoppable(str(chosen.out), log=log, new=True),
         _loggers(log) as loggers,
         _live(str(chosen.out), live, live_port) as pages,
         _bar(quiet) as bar,
@@ -252,13 +275,14 @@ def compare_command(
     chosen = RunConfig.read(config, overrides, flags)
     if chosen.runs_at_a_time > 1 and log is None:
         forking.begin()
-    with uncollected():
+    with importing():
         from fedloom.launch.compare import compare
         from fedloom.launch.terminal import comparison_table
 
     folder = chosen.out or _new_folder("compare")
     common = chosen.changed(out=folder).model_dump(exclude={"method", "data", "seed", "model"})
-    with _stoppable(folder, again="the same command"), _loggers(log) as loggers:
+    again = "the same command" if chosen.out else f"the same command with --out {folder}"
+    with _stoppable(folder, again=again), _loggers(log) as loggers:
         comparison = compare(
             names,
             chosen.data,
@@ -310,7 +334,7 @@ def tune_command(
     chosen = RunConfig.read(config, overrides, flags)
     if chosen.runs_at_a_time > 1:
         forking.begin()
-    with uncollected():
+    with importing():
         from fedloom.tuning.terminal import best_table, trials_table
         from fedloom.tuning.tune import rates, tune
 
@@ -358,7 +382,7 @@ def check_command(
     Exit status 1: there is something that a training would fail on.
     """
     chosen = RunConfig.read(None, overrides or (), {**flags, "data": data})
-    with uncollected():
+    with importing():
         from fedloom.advice.check import check
         from fedloom.advice.terminal import check_page
 
@@ -400,7 +424,7 @@ def advise_command(
     command once more with --out goes on where it stopped.
     """
     chosen = RunConfig.read(config, overrides or (), {**flags, "data": data})
-    with uncollected():
+    with importing():
         from fedloom.advice.advise import advise
         from fedloom.advice.terminal import advice_page
 
@@ -438,7 +462,7 @@ def resume(
 ) -> None:
     """Go on with a run that stopped; the result is that of an undisturbed run."""
     _refuse_settings(context.args)
-    with uncollected():
+    with importing():
         from fedloom.launch.start import resume as go_on
         from fedloom.launch.terminal import summary_table
 
@@ -478,7 +502,7 @@ def report_command(
 ) -> None:
     """One self-contained HTML page: tables with tests, curves, clients, diagnostics."""
     load_extensions(imports or ())
-    with uncollected():
+    with importing():
         from fedloom.report.page import report
 
     path = report(runs, to, targets=target or (), csv=csv, latex=latex)
@@ -504,7 +528,7 @@ def partition(
     """Divide a data set; print and save the table of clients and classes and a bubble plot."""
     _check_keys(overrides or (), DIVIDING)
     chosen = RunConfig.read(None, overrides or (), {**flags, "partition_seed": seed}).imported()
-    with uncollected():
+    with importing():
         from fedloom.data.picture import bubble_svg
         from fedloom.files import write_atomic
         from fedloom.launch.terminal import partition_table
@@ -540,7 +564,7 @@ def list_command(
 ) -> None:
     """What there is: methods and terms, models, data, partitions, protocols and more."""
     load_extensions(imports or ())
-    with uncollected():
+    with importing():
         from fedloom.catalogue import catalogue, catalogue_table
 
     entries = catalogue(kind)
@@ -598,7 +622,7 @@ def verify(
     not as recorded, 2: it cannot be checked, or nothing of it could be computed again.
     """
     before_command.failure = 2
-    with uncollected():
+    with importing():
         from fedloom.verification.check import verify as verify_run
         from fedloom.verification.terminal import numbers, verdict, verification_table
 
@@ -642,7 +666,7 @@ def diagnose(
 
     Looks at the newest checkpoint and writes diagnostics.jsonl in the run folder.
     """
-    with uncollected():
+    with importing():
         from fedloom.diagnose.measure import Options
         from fedloom.diagnose.recorder import diagnose as diagnose_run
         from fedloom.diagnose.terminal import Steps, findings_table
@@ -673,7 +697,7 @@ def show(
 ) -> None:
     """What a name means: of a method algorithm, hyper-parameters, deviations, traffic and cost."""
     load_extensions(imports or ())
-    with uncollected():
+    with importing():
         from fedloom.catalogue import page
 
     out.print(page(name, out.width), markup=False, highlight=False, soft_wrap=True)
@@ -689,7 +713,8 @@ def reproduce(
     imports: Imports = None,
     list_them: Annotated[bool, typer.Option("--list", help="Which tables there are.")] = False,
     show_printed: Annotated[
-        bool, typer.Option("--show", help="What the paper prints; nothing is run.")
+        bool,
+        typer.Option("--show", help="What the paper prints, or the table has; nothing is run."),
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Only read and check the files.")] = False,
     page: Annotated[
@@ -732,8 +757,9 @@ def reproduce(
     """
     if not (tables or list_them or check or page or dry_run):
         raise BadInput("name a table, for instance fedpac/table1; --list names all of them")
-    from fedloom.reproduce.library import all_tables, find_tables, tables_folder
-    from fedloom.reproduce.measure import Choice, Measurement
+    with importing():
+        from fedloom.reproduce.library import all_tables, find_tables, tables_folder
+        from fedloom.reproduce.measure import Choice, Measurement
 
     choice = Choice.written(column, methods, seeds, rounds)
     if (list_them or check or page or dry_run) and choice != Choice():
@@ -759,8 +785,9 @@ def reproduce(
         _dry_run(papers)
     elif show_printed:
         for paper in papers:
-            _show_printed(paper, choice)
-            _show_estimate(Measurement(paper, choice, to))
+            measurement = Measurement(paper, choice, to)
+            _show_printed(measurement)
+            _show_estimate(measurement)
     else:
         how = {"engine": engine, "workers": workers, "device": device, "imports": recorded}
         for paper in papers:
@@ -780,18 +807,36 @@ def _check_tables(files: Sequence[Path]) -> None:
     print(f"{len(files)} tables are in order")
 
 
-def _show_printed(paper: PaperTable, choice: Choice) -> None:
+def _show_printed(measurement: Measurement) -> None:
     """What the paper prints in the chosen columns and rows, and what it leaves open."""
     from fedloom.reproduce.terminal import printed_tables, remark
 
+    paper, choice = measurement.table, measurement.choice
     choice.check_names(paper)
     columns, rows = choice.columns or tuple(paper.columns), choice.rows or tuple(paper.rows)
     printed = printed_tables(paper, columns, rows, out.width)
     for table in printed:
         out.print(table)
     if not printed:
-        out.print(Text(f"{paper.id}: no number of it is printed in the paper"))
+        _show_contents(measurement, columns, rows)
     out.print(Text(remark(paper)), end="")
+
+
+def _show_contents(measurement: Measurement, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """A table without printed numbers: what it runs, and what was measured of it."""
+    from fedloom.reproduce.comparison import lines
+    from fedloom.reproduce.contents import contents, heading, remarks
+
+    paper = measurement.table
+    measured = lines(paper, measurement.results, columns, rows)
+    out.print(Text(heading(paper)))
+    out.print("no number of it is printed; this is what it runs:")
+    for table in contents(paper, columns, rows, measured):
+        out.print(table)
+    if not measured:
+        out.print(Text(f"none of it was measured yet in {measurement.folder}"))
+    for sentence in remarks(paper, columns, rows, measured):
+        out.print(Text(sentence))
 
 
 def _show_estimate(measurement: Measurement) -> None:
@@ -868,6 +913,8 @@ def main() -> None:
         else:
             err.print(sentence, style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(before_command.failure)
+    except KeyboardInterrupt:  # before there is a command
+        _end_stopped()
 
 
 def _program_for(words: Sequence[str]) -> typer.Typer:
@@ -927,30 +974,47 @@ def _live(folder: str, wanted: bool, port: int) -> Iterator[list[Live]]:
 
 
 @contextmanager
-def _stoppable(folder: str, again: str = "", log: str | None = None) -> Iterator[None]:
+def _stoppable(
+    folder: str, again: str = "", log: str | None = None, new: bool = False
+) -> Iterator[None]:
     """On Ctrl-C, a signal to end or a breakdown from outside, say how to go on: with a command
-    `again`, or by resuming the run."""
+    `again`, or by resuming the run. A run that is there already is not the `new` one."""
     several = bool(again)
     again = again or f"fedloom resume {folder}" + (f" --log {log}" if log else "")
+    earlier = _configured(Path(folder)) if new else None
     try:
         with stops_as_ctrl_c():
             yield
     except KeyboardInterrupt:
-        _note(f"stopped; {_what_is_kept(None if several else Path(folder), again)}")
-        sys.exit(130)
+        _note(_kept(Path(folder), again, several, earlier))
+        sys.exit(STOPPED)
     except (WorkerLost, TooFewClients, CheckpointError, DiskError, OutOfMemory) as e:
         raise type(e)(f"{e}; to go on: {again}") from None
+    before_command.stopped = "stopped; what is done is saved"
 
 
-def _what_is_kept(run: Path | None, again: str) -> str:
-    """Of a run that was stopped, or of several (None), and how it goes on."""
-    if run is not None:
-        if not (run / "config.json").exists():
-            return "nothing was done yet"
-        journal = run / "metrics.jsonl"
-        if not journal.exists() or not journal.stat().st_size:
-            return f"no round was done yet; begin again with: {again}"
-    return f"what is done is saved; go on with: {again}"
+def _kept(folder: Path, again: str, several: bool, earlier: int | None) -> str:
+    """What a stopped command leaves in its folder, of one run or of several, and how it goes on."""
+    begun = folder.exists() if several else _configured(folder) not in (None, earlier)
+    if not begun:
+        return NOTHING_DONE
+    journal = folder / "metrics.jsonl"
+    if not several and (not journal.exists() or not journal.stat().st_size):
+        return f"stopped; no round was done yet; begin again with: {again}"
+    return f"stopped; what is done is saved; go on with: {again}"
+
+
+def _configured(run: Path) -> int | None:
+    """When the run in a folder was begun; None: there is none."""
+    try:
+        return (run / "config.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _end_stopped() -> NoReturn:
+    _note(before_command.stopped)
+    sys.exit(STOPPED)
 
 
 def _note(text: str) -> None:

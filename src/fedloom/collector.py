@@ -7,6 +7,16 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from fedloom.signals import ending_at_once
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import what a command needs before it does anything: without the garbage collector, and
+    Ctrl-C ends it at once."""
+    with uncollected(), ending_at_once():
+        yield
+
 
 @contextmanager
 def uncollected() -> Iterator[None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fedloom.collector import uncollected
+from fedloom.collector import importing
 from fedloom.deploy.cli import Imports
 from fedloom.errors import BadInput
 
@@ -50,7 +50,7 @@ def export(
 
     Raw rows go in: normalisation is inside. All formats but safetensors need no fedloom.
     """
-    with uncollected():
+    with importing():
         from fedloom.serving.export import export as export_model
 
     folder = export_model(_model(run, client, imports), format, to)
@@ -75,7 +75,7 @@ def predict(
     as_json: Json = False,
 ) -> None:
     """Predict rows with a client's model: classes by name, with their probabilities."""
-    with uncollected():
+    with importing():
         from fedloom.files import write_atomic
         from fedloom.serving.row_files import read_rows
 
@@ -130,7 +130,7 @@ def adapt(
     The run is only read. The model is scored beside the one that was received and one that the
     newcomer trained alone, with the same rows and epochs.
     """
-    with uncollected():
+    with importing():
         from fedloom.launch.opened import open as open_run
         from fedloom.launch.terminal import adapted_table
         from fedloom.serving.export import empty_folder
@@ -179,7 +179,7 @@ def serve(
 
     It knows no passwords: beyond this machine, put a gateway with authentication before it.
     """
-    with uncollected():
+    with importing():
         from fedloom.serving.app import Limits, serve_models
 
     models = _models(run, imports)
@@ -195,7 +195,7 @@ def _is_model(path: Path) -> bool:
 
 
 def _model(run: Path, client: str | None, imports: list[str] | None) -> PersonalModel:
-    with uncollected():
+    with importing():
         from fedloom.launch.opened import open as open_run
         from fedloom.serving.model import PersonalModel
 
@@ -213,7 +213,7 @@ def _model(run: Path, client: str | None, imports: list[str] | None) -> Personal
 
 
 def _models(run: Path, imports: list[str] | None) -> Models:
-    with uncollected():
+    with importing():
         from fedloom.launch.opened import open as open_run
         from fedloom.serving.app import Models
 

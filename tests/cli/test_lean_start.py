@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from helpers import LIMIT
@@ -54,3 +55,24 @@ def test_a_plain_run_imports_only_what_it_uses(tmp_path: Path) -> None:
     assert needless == "needless:"
     # The garbage collector has no torch to look through, during the run and at the end.
     assert int(frozen.removeprefix("frozen: ")) > 100_000
+
+
+def test_ctrl_c_is_answered_before_the_command_line_is_imported() -> None:
+    """What starts it (the console script, `python -m fedloom`) needs no Typer for that."""
+    code = (
+        "import sys, fedloom.__main__; print({'typer', 'rich', 'fedloom.cli'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_the_package_is_the_command_line() -> None:
+    words = [sys.executable, "-m", "fedloom", "run", "--help"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: python -m fedloom run" in done.stdout
+
+
+def test_the_console_script_starts_as_the_package_does() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"fedloom": "fedloom.__main__:main"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -61,10 +62,68 @@ def test_what_a_paper_leaves_open_is_shown_an_item_a_line(table_file: Path) -> N
     assert "- seeds: two, as elsewhere." in show(table_file).out
 
 
-def test_a_table_without_printed_numbers_says_so(table_file: Path) -> None:
+@pytest.fixture
+def own_table(table_file: Path) -> Path:
+    """A table without printed numbers."""
     text = table_file.read_text(encoding="utf-8").partition("[printed")[0]
+    text += '[remarks.five]\nfedavg = "small clients"\n'
     table_file.write_text(text, encoding="utf-8")
-    assert "no number of it is printed" in show(table_file).out
+    return table_file
+
+
+def told(done: Done) -> str:
+    """Without frames, lines joined."""
+    assert done.code == 0, done.err
+    return " ".join(done.out.replace("│", " ").split())
+
+
+def test_a_table_without_printed_numbers_shows_columns_and_rows(
+    own_table: Path, tmp_path: Path
+) -> None:
+    text = told(show(own_table, "--out", str(tmp_path / "runs")))
+    for part in (
+        "fedpac/table1: Accuracy of two methods on digits (Table 1)",
+        'all runs: data = "digits"; rounds = 2; lr = 0.05; seeds 0, 1',
+        "no number of it is printed",
+        'four clients = 4; partition = "iid"',
+        "mean mean of four, five",
+        "fedavg (FedAvg) fedavg",
+        "fedprox fedprox(mu=0.1) lr = 0.02; only in four, mean; in four: method =",
+        "stranger none absent: its authors describe it in a picture only",
+        "none of it was measured yet in",
+        "FedAvg in five: small clients",
+    ):
+        assert part in text
+
+
+def test_a_table_without_printed_numbers_shows_what_was_measured(
+    own_table: Path, tmp_path: Path
+) -> None:
+    out = ("--out", str(tmp_path / "runs"))
+    words = ("--column", "four", "--methods", "fedavg", "--seeds", "0")
+    done = fedloom("reproduce", str(own_table), *words, *out)
+    (run,) = json.loads((tmp_path / "runs/fedpac/table1/results.json").read_text())["runs"]
+    line = f"FedAvg {run['values']['accuracy']:.2f} 2 (1 seed) run {run['run_digest'][:8]}"
+    assert line in told(done)  # and no column for the numbers of a paper
+    assert line in told(show(own_table, *out))
+    assert "none of it was measured" in told(show(own_table, "--column", "five", *out))
+
+
+def test_only_the_chosen_columns_and_their_rows_of_a_table_of_ones_own_are_shown(
+    own_table: Path,
+) -> None:
+    text = told(show(own_table, "--column", "five"))
+    assert "clients = 5" in text
+    assert "clients = 4" not in text
+    assert "fedprox" not in text  # it has no such column
+
+
+def test_published_results_of_a_table_of_ones_own_are_shown(
+    own_table: Path, tmp_path: Path
+) -> None:
+    words = ("--column", "four", "--methods", "fedavg", "--seeds", "0", "--publish")
+    fedloom("reproduce", str(own_table), *words, "--out", str(tmp_path / "runs"))
+    assert "2 (1 seed)" in told(show(own_table, "--out", str(tmp_path / "elsewhere")))
 
 
 def test_a_table_may_have_a_method_of_ones_own(

@@ -96,8 +96,8 @@ class Pool(Engine):
             process = context.Process(target=serve, args=(theirs, self._imports), daemon=True)
             with ignoring_ctrl_c():  # only the main process handles it
                 process.start()
-            theirs.close()
-            self._processes[ours] = process
+                theirs.close()
+                self._processes[ours] = process
 
     def _ask_all(
         self, ids: Sequence[int], job: JobOf, task: str, ask: Ask | None

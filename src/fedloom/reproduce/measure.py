@@ -116,6 +116,14 @@ class Measurement:
         return [self.folder / "results.json", *beside]
 
     @property
+    def results(self) -> Results:
+        """What was measured here, and what is published beside the table of other cells."""
+        found = read_results(published(self.table), self.table.id)
+        for run in read_results(self.files[0], self.table.id).runs:
+            found = found.with_run(run)
+        return found
+
+    @property
     def runs(self) -> int:
         """How many runs were chosen."""
         return len(self.choice.cells(self.table)) * len(self.choice.seeds_of(self.table))

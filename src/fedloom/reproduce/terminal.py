@@ -97,27 +97,28 @@ def remark(table: PaperTable) -> str:
 
 
 def comparison_tables(table: PaperTable, lines: Sequence[Line]) -> list[Table]:
-    """Paper and measurement side by side, a table for every column and quantity."""
-    tables: dict[tuple[str, str], Table] = {}
+    """Paper and measurement side by side, a table for every column and quantity; measurement alone
+    where nothing is printed."""
+    groups: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
-        key = (line.column, line.quantity)
-        if key not in tables:
-            tables[key] = _empty_comparison(f"{table.id} {line.column}: {line.quantity}")
-        tables[key].add_row(
-            Text(line.label),
-            shown.paper_number(line.printed),
-            shown.our_number(line.ours),
-            shown.difference(line),
-            shown.rounds_run(line),
-            Text(line.remark),
-        )
-    return list(tables.values())
+        groups.setdefault((line.column, line.quantity), []).append(line)
+    return [
+        _comparison(f"{table.id} {column}: {quantity}", group)
+        for (column, quantity), group in groups.items()
+    ]
 
 
-def _empty_comparison(title: str) -> Table:
+def _comparison(title: str, lines: Sequence[Line]) -> Table:
+    printed = any(line.printed is not None for line in lines)
     compared = Table(title=Text(title))
     compared.add_column("method", overflow="fold")
-    for head in ("paper", "ours", "difference", "rounds run"):
+    heads = ("paper", "ours", "difference") if printed else ("measured",)
+    for head in (*heads, "rounds run"):
         compared.add_column(head, justify="right", no_wrap=True)
     compared.add_column("remark", overflow="fold")
+    for line in lines:
+        numbers = [shown.our_number(line.ours)]
+        if printed:
+            numbers = [shown.paper_number(line.printed), *numbers, shown.difference(line)]
+        compared.add_row(Text(line.label), *numbers, shown.rounds_run(line), Text(line.remark))
     return compared
