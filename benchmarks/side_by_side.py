@@ -3,10 +3,10 @@ after another, every run on the pool, whole runs side by side.
 
     python benchmarks/side_by_side.py
 
-Runs that take about a minute together, and runs of 30 rounds, where the start weighs more. Whole
-processes take turns, with their start; all ways must end with the same bytes, or the same choice.
-Run it on a machine that does nothing else. Reported are medians of the clock's seconds, and of the
-ratios of neighbours with their spread.
+Runs that take about a minute together, and a tuning of ten seconds, where the start weighs more.
+Whole processes take turns, with their start; all ways must end with the same bytes, or the same
+choice. Run it on a machine that does nothing else. Reported are medians of the clock's seconds, and
+of the ratios of neighbours with their spread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,8 +29,6 @@ from fedloom.runs.folder import current_versions
 
 RESULTS = Path(__file__).parent / "results" / "side_by_side.json"
 TO_REACH = 1.7
-SHORT = 30
-"""Rounds of runs in which the start of the command weighs more."""
 SETTINGS = ["--clients=20", "--partition=dirichlet(alpha=0.3)", "--quiet"]
 PLAIN, POOL, BESIDE = "one after another", "clients side by side", "runs side by side"
 WAYS = {
@@ -46,7 +44,6 @@ class Work:
 
     command: list[str]
     rounds: int
-    """So many that the runs one after another take about a minute."""
     ways: tuple[str, ...]
     outcome: Callable[[Path], Any]
 
@@ -64,9 +61,11 @@ def scores(folder: Path) -> Any:
 
 
 METHODS = ["local", "fedavg", "fedper", "fedrep", "ditto", "fedavg + dbe"]
+TUNE = ["tune", "fedprox", "--trials=18", *SETTINGS]
 WORK = {
-    "compare": Work(["compare", *METHODS, "--seeds=3", *SETTINGS], 60, tuple(WAYS), states),
-    "tune": Work(["tune", "fedprox", "--trials=18", *SETTINGS], 300, (PLAIN, BESIDE), scores),
+    "compare": Work(["compare", *METHODS, "--seeds=3", *SETTINGS], 30, tuple(WAYS), states),
+    "tune": Work(TUNE, 150, (PLAIN, BESIDE), scores),
+    "tune, 30 rounds": Work(TUNE, 30, (PLAIN, BESIDE), scores),
 }
 
 
@@ -78,8 +77,6 @@ def main() -> None:
     found = {"to_reach": TO_REACH, "versions": current_versions()}
     for name, work in WORK.items():
         found[name] = measured(work, repeats)
-        short = replace(work, rounds=SHORT, ways=(PLAIN, BESIDE))
-        found[f"{name}, {SHORT} rounds"] = measured(short, repeats)
         write_json(RESULTS, found)
 
 
