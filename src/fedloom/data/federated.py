@@ -159,7 +159,7 @@ class FederatedData:
     @cached_property
     def _at_hand(self) -> dict[int, ClientData]:
         """The clients asked for last, the latest at the end: to make their splits and labels anew
-        in every round takes small clients a tenth of their time."""
+        in every round is felt by small clients."""
         return {}
 
     def _client(self, cid: int) -> ClientData:
